@@ -181,10 +181,10 @@ def ratio_words(ratio: float) -> str:
     """A ratio of latencies as "1.80x faster" or "2.25x slower"."""
     if ratio <= 0:
         return "not measured"
-    words = f"{max(ratio, 1 / ratio):.2f}x"
-    if words == "1.00x":
+    factor = round(max(ratio, 1 / ratio), 2)
+    if factor == 1:
         return UNCHANGED
-    return f"{words} {'faster' if ratio < 1 else 'slower'}"
+    return f"{factor:.2f}x {'faster' if ratio < 1 else 'slower'}"
 
 
 def size_change(before: float | None, after: float | None) -> Change:

@@ -174,14 +174,15 @@ def _latency_cell(one: ComparedJob, first: ComparedJob) -> Cell:
         return Cell(value)
     mine, theirs = one.latency_ratio_interval, first.latency_ratio_interval
     apart = mine is not None and theirs is not None and (mine.low > theirs.high or theirs.low > mine.high)
-    change = latency_change(one.latency_ratio / first.latency_ratio, significant=apart)
-    return Cell(value, change, "" if apart else "latency difference not significant")
+    if not apart:
+        return Cell(value, note="Latency difference not significant")
+    return Cell(value, latency_change(one.latency_ratio / first.latency_ratio, significant=True))
 
 
 def speed(ratio: float) -> str:
     """A latency over that of the float model: "1.80x faster than FP32"."""
-    words = ratio_words(ratio)
-    return f"{words} than FP32" if words.endswith(_RELATIVE) else "same as FP32"
+    change = ratio_words(ratio)
+    return f"{change} than FP32" if change.endswith(_RELATIVE) else "same as FP32"
 
 
 class ConfigRow(NamedTuple):

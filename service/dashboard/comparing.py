@@ -21,6 +21,7 @@ from service.jobs.views import job_listed
 from service.names.kinds import DATASETS
 from service.names.service import get as named
 from service.reports import charts
+from service.reports.figures import metric_title
 from service.resources import ResourceNotFoundError
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -93,6 +94,7 @@ def _shown(found: Comparison, datasets: dict[str, str]) -> dict[str, Any]:
         "pair_words": compared.pair_words,
         "other_metrics": compared.other_metrics,
         "pair_change": compared.pair_change,
+        "metric_title": metric_title,
         "layers": [
             (layer, [(value, charts.bar((value or 0.0) / _FULL_BAR_DB)) for value in layer.sqnr_db])
             for layer in found.layers

@@ -79,7 +79,7 @@ STATES: dict[str, Told] = {
     "queued": Told("◷", "Queued", "plain"),
     "running": Told("▶", "Running", "unsure"),
     "canceling": Told("◼", "Canceling", "unsure"),
-    "succeeded": Told("✔", "Succeeded", "good"),
+    "succeeded": Told("✔", "Succeeded", "plain"),
     "failed": Told("✖", "Failed", "bad"),
     "canceled": Told("⊘", "Canceled", "plain"),
     "validating": Told("◷", "Validating", "unsure"),

@@ -201,7 +201,7 @@ def _pair(
     link = ElementTree.SubElement(parent, "a", {"href": address, "class": f"pair {what.kind}", "data-node": ""})
     _, scale, zero_point = grid_words(tensor)
     told = f"Q/DQ of {name(tensor.name, _TITLE_CHARACTERS)}: {what.words}"
-    told += "" if tensor.grid is None else f", scale {scale}, zero point {zero_point}"
+    told += "" if tensor.grid is None else f", {scale}, zero point {zero_point}"
     ElementTree.SubElement(link, "title").text = shown(told)
     charts.box(link, (left, top), wide, _PAIR_HEIGHT, "back").set("rx", f"{_PAIR_HEIGHT / 2:g}")
     charts.text(link, (left + wide / 2, top + 11), words, anchor="middle")

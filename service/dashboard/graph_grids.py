@@ -112,5 +112,5 @@ def _scale_words(grid: TensorGrid) -> str:
         return NOTHING
     along = "" if grid.axis is None else f" along axis {grid.axis}"
     if grid.scales <= 1:
-        return f"{low:.6g}"
+        return f"scale {low:.6g}"
     return f"{grid.scales:,} scales{along}, {low:.3g} to {high:.3g}"

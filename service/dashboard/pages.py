@@ -112,7 +112,7 @@ NAVIGATION: tuple[tuple[str, tuple[tuple[str, str, Scope], ...]], ...] = (
             ("/workers", "Workers", "read"),
             ("/keys", "Keys", "admin"),
             ("/audit", "Audit log", "admin"),
-            ("/tenants", "Tenants", "operator"),
+            ("/tenants", "Tenants", "admin"),
         ),
     ),
 )

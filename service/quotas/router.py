@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path
 from service.contracts.quota import Quota
 from service.deps import AppDep, AppState, PrincipalDep
 from service.principal import Principal
-from service.quotas import repository, service
+from service.quotas import service
 from service.quotas.schemas import TenantOut
 
 # Tenants' limits: seen and set.
@@ -24,7 +24,7 @@ def get(app: AppState, tenant_id: str) -> TenantOut:
 def names(app: AppState) -> list[str]:
     """The tenants that have a key, limits or usage, by name."""
     with app.database.read() as session:
-        return repository.tenants(session)
+        return service.names(session)
 
 
 def set_quota(app: AppState, by: Principal, tenant_id: str, own: Quota) -> TenantOut:

@@ -121,6 +121,11 @@ def tenant_out(session: Session, settings: Settings, tenant_id: str) -> TenantOu
     )
 
 
+def names(session: Session) -> list[str]:
+    """The tenants that have a key, limits or usage, by name."""
+    return repository.tenants(session)
+
+
 def set_quota(session: Session, by: Principal, tenant_id: str, own: Quota) -> None:
     """Set the tenant's own limits, in place of all that were set before."""
     repository.set_quota(session, tenant_id, own.model_dump(exclude_unset=True))

@@ -18,7 +18,7 @@ from tests.support.reports import full_report
 
 
 def of_job(number: int, **changes: Any) -> ComparedJob:
-    body = {
+    body: dict[str, Any] = {
         "id": f"job_{number}", "name": None, "labels": {}, "model_id": "mdl_1", "model": "net@1", "preset": "xint8",
         "verdict": "none", "seconds": 1.0, "engine_version": "1", "metrics": [], "sqnr_db": 30.0,
         "top1_agreement": 99.0,
@@ -59,8 +59,7 @@ def test_a_latency_is_told_apart_where_the_intervals_are() -> None:
     far = of_job(3, latency_ratio=0.5, latency_ratio_interval=interval(0.45, 0.55))
     told = cells("Latency", first, near, far)
     assert [cell.value for cell in told] == ["same as FP32", "1.11x faster than FP32", "2.00x faster than FP32"]
-    assert told[1].note == "latency difference not significant" and told[1].change is not None
-    assert told[1].change.tone == "unsure"
+    assert (told[1].note, told[1].change) == ("Latency difference not significant", None)
     assert told[2].change is not None and (told[2].change.words, told[2].change.tone) == ("2.00x faster", "good")
     simulated = cells("Latency", first, far.model_copy(update={"latency_not_representative": True}))[1]
     assert simulated.change is None and simulated.note == "not representative of the target"

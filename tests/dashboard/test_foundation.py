@@ -64,7 +64,8 @@ def test_a_session_ends_with_its_key_and_a_forged_one_is_none(closed: Front) -> 
     assert closed.http.get("/jobs").status_code == 200
     token = closed.http.cookies[COOKIE]
     closed.http.cookies.clear()
-    for forged in (token[:-1], "A" + token[1:], "", "x" * 2000, "{}"):
+    other = "B" if token.startswith("A") else "A"
+    for forged in (token[:-1], other + token[1:], "", "x" * 2000, "{}"):
         assert closed.http.get("/jobs", headers={"Cookie": f"{COOKIE}={forged}"}).status_code == 303, forged
     closed.http.cookies.set(COOKIE, token)
     assert closed.http.get("/jobs").status_code == 200
@@ -135,7 +136,7 @@ def test_every_page_needs_its_scope(closed: Front, scope: str) -> None:
             assert (answer.status_code != 403) is may, f"{method} {path}: {answer.status_code}"
             assert may or "may not do this" in answer.text
     shown = closed.http.get("/jobs").text
-    linked = {"/jobs": "read", "/new": "submit", "/webhooks": "manage", "/keys": "admin", "/tenants": "operator"}
+    linked = {"/jobs": "read", "/new": "submit", "/webhooks": "manage", "/keys": "admin", "/tenants": "admin"}
     for path, least in linked.items():
         assert (f'href="{path}"' in shown) is (RANKS.index(scope) >= RANKS.index(least)), path
     assert closed.http.get("/style").status_code == 404, "a page for services that are open"

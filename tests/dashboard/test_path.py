@@ -17,6 +17,8 @@ pytestmark = pytest.mark.slow
 _EXAMPLE = Path("service/dashboard/examples").resolve()
 _PREPROCESSING = '{"inputs": {"image": {"layout": "NHW", "model_layout": "NCHW", "scale": 0.0625}}}'
 _MOST_TABS = 400
+# Below, the navigation is a menu.
+_NARROW = 900
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +123,8 @@ def test_from_an_upload_to_a_schedule(browser: Any, running: Service, width: int
     visitor.use("button", "Start job", f"/jobs/job_(?!{job_id.removeprefix('job_')})")
     other_id = page.url.rpartition("/")[2]
     page.get_by_role("link", name="Report", exact=True).wait_for()
+    if width < _NARROW:
+        visitor.unfold("Menu")
     visitor.use("link", "Jobs", "/jobs$")
     for name in (f"again at {width}", f"by hand at {width}"):
         visitor.reach("checkbox", f"Compare {name}")

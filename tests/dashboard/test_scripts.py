@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
+from service.contracts.graph_view import TensorGrid
 from tests.dashboard.conftest import Open, Place
 from tests.support.filled import chain, job
 from tests.support.front import dataset_summary, model_summary
@@ -92,6 +94,27 @@ def test_a_click_on_a_node_tells_its_facts_without_a_reload(open_page: Open, sma
     assert page.locator("svg.graph [aria-current]").count() == 1
     page.go_back()
     panel.get_by_role("heading", name="/softmax").wait_for()
+    assert page.evaluate("window.stays") is True
+    assert seen.refused() == [] and seen.troubles == []
+
+
+def test_the_label_of_an_edge_shows_its_grid_without_a_reload(open_page: Open, place: Place) -> None:
+    grid = TensorGrid(dtype="uint8", scales=1, scale_low=0.125, scale_high=0.125, zero_point=3)
+    view = chain(NODES)
+    tensors = tuple(
+        tensor.model_copy(update={"grid": grid if k == 2 else None}) for k, tensor in enumerate(view.tensors)
+    )
+    job_id = job(place.front, full_report(), view.model_copy(update={"tensors": tensors}))
+    seen = open_page(f"/jobs/{job_id}/graph")
+    page, panel = seen.page, seen.page.locator("#node")
+    page.get_by_role("link", name="Show Q/DQ").click()
+    page.get_by_role("link", name="Hide Q/DQ").wait_for()
+    page.evaluate("window.stays = true")
+    page.locator("svg.graph a.pair").click()
+    chosen = panel.locator("tr.selected")
+    chosen.wait_for()
+    assert all(words in chosen.inner_text() for words in ("t2", "uint8", "scale 0.125", "zero point 3"))
+    assert page.locator("svg.graph a.box[aria-current]").count() == 1
     assert page.evaluate("window.stays") is True
     assert seen.refused() == [] and seen.troubles == []
 
@@ -195,3 +218,35 @@ def test_what_is_dropped_and_cannot_be_used_or_sent_is_told(open_page: Open) -> 
     page.route("**/v1/uploads/*", lambda route: route.abort() if route.request.method == "PATCH" else route.continue_())
     drop(page, zone, "net.onnx", "model bytes")
     zone.get_by_text("broke too often").wait_for()
+
+
+def test_ids_are_copied_and_times_are_local(open_page: Open, place: Place) -> None:
+    options = {"permissions": ["clipboard-read", "clipboard-write"], "timezone_id": "Asia/Tokyo", "locale": "en-US"}
+    seen = open_page("/jobs/{succeeded}", **options)
+    page = seen.page
+    button = page.get_by_role("button", name="Copy id", exact=True)
+    button.click()
+    page.get_by_role("status").get_by_text("Copied").wait_for()
+    assert page.evaluate("navigator.clipboard.readText()") == place.ids["succeeded"]
+    time = page.locator("#timeline time").first
+    utc = time.get_attribute("title")
+    assert utc.endswith(" UTC") and utc[11:16] not in time.inner_text(), "nine hours lie between the two"
+    at = datetime.fromisoformat(time.get_attribute("datetime")).astimezone(timezone(timedelta(hours=9)))
+    assert f"{at:%M:%S}" in time.inner_text() and f"{at:%b} {at.day}, {at:%Y}" in time.inner_text()
+    # a browser that keeps the clipboard from pages is helped by a selection
+    page.evaluate("() => { navigator.clipboard.writeText = () => Promise.reject(new Error('not allowed')); }")
+    page.get_by_role("button", name="Copy curl command").click()
+    page.get_by_role("status").get_by_text("Copied").wait_for()
+    assert page.evaluate("navigator.clipboard.readText()").startswith("curl --fail-with-body")
+    assert seen.refused() == [] and seen.troubles == []
+
+
+def test_a_card_and_the_list_of_presets_exclude_each_other(open_page: Open) -> None:
+    page = open_page("/new").page
+    card, others = page.get_by_role("radio", name="int8_accurate"), page.locator("#more-presets")
+    with page.expect_response("**/new"):
+        others.select_option("xint8")
+    assert page.locator("input[name='c:/preset']:checked").count() == 0
+    with page.expect_response("**/new"):
+        card.check()
+    assert others.input_value() == ""

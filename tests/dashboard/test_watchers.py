@@ -125,7 +125,7 @@ def test_deliveries_are_shown_by_state_and_sent_again(closed: Front, guard: str)
     set_endpoint(database, webhook_id, failing_since=1.0, dropped_events=3)
     shown = closed.http.get(page).text
     assert "Failing since" in shown and "disabled after 24 h" in shown and "3 events" in shown
-    assert "✖ failing" in closed.http.get("/webhooks").text
+    assert "✖ Failing" in closed.http.get("/webhooks").text
 
 
 @pytest.fixture
