@@ -44,7 +44,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 def plain_text(value: str) -> str:
     """Refuse control characters, which databases and terminals disagree about."""
     if _CONTROL.search(value):
-        raise ValueError("must not hold control characters")
+        raise ValueError("must not contain control characters")
     return value
 
 

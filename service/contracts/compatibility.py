@@ -74,9 +74,9 @@ _FLOATS = {"float16", "float32", "float64"}
 _HINTS = {
     "array-missing": "Store one array per model input under its name, or map arrays in a preprocessing spec.",
     "dtype": "Store the model's dtype (numpy: .astype), or give scale, mean and std to normalise it.",
-    "rank": "Store samples along the first axis, each of the shape that the model wants.",
-    "shape": "Store samples of the shape that the model wants.",
-    "shape-varies": "Pad or cut the samples to the length that the model wants, or export it with this axis dynamic.",
+    "rank": "Store samples along the first axis, each of the model's input shape.",
+    "shape": "Store samples of the model's input shape.",
+    "shape-varies": "Pad or crop the samples to the model's length, or export the model with this axis dynamic.",
     "sample-empty": "Leave samples without a single element out.",
     "preprocessing": "Give mean and std one value, or one per channel, and a layout.",
     "labels-out-of-range": "Labels are class numbers from 0 on, in the order of the model's outputs.",
@@ -121,8 +121,8 @@ def check_dataset(
         if array is None:
             fail(
                 "array-missing",
-                f"input {tensor.name!r} ({tensor.dtype}{_shape(tensor.shape)}) has no array {stored!r}; "
-                f"the {role} holds {_listed(dataset.arrays)}",
+                f"input {tensor.name!r} ({tensor.dtype}{_shape(tensor.shape)}) has no array {stored!r}; the "
+                f"{role} contains {_listed(dataset.arrays)}",
             )
             continue
         for code, message in _mismatches(tensor, spec, array):
@@ -292,7 +292,7 @@ def _named(config: QuantizationConfig) -> Iterator[tuple[str, str, str]]:
 def _mismatches(tensor: TensorInfo, spec: InputSpec, array: ArraySummary) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     if not can_feed(array.dtype, tensor.dtype, spec):
-        found.append(("dtype", f"dtype is {array.dtype}, the model wants {tensor.dtype}"))
+        found.append(("dtype", f"dtype is {array.dtype}, the model needs {tensor.dtype}"))
     shape = fed_shape(spec, array.shape)
     if shape is None:
         found.append(("rank", f"layout {spec.layout} does not fit shape {_shape(array.shape)}"))
@@ -304,7 +304,10 @@ def _mismatches(tensor: TensorInfo, spec: InputSpec, array: ArraySummary) -> lis
         found.append(
             (
                 "rank",
-                f"rank is {len(shape)} ({_shape(shape)}), the model wants {len(tensor.shape)} ({_shape(tensor.shape)})",
+                (
+                    f"rank is {len(shape)} ({_shape(shape)}), the model needs {len(tensor.shape)} "
+                    f"({_shape(tensor.shape)})"
+                ),
             )
         )
         return found
@@ -315,19 +318,19 @@ def _mismatches(tensor: TensorInfo, spec: InputSpec, array: ArraySummary) -> lis
             found.append(
                 (
                     "shape" if got is not None else "shape-varies",
-                    f"axis {axis} {told}, the model wants {wanted} "
-                    f"(fed shape {_shape(shape)}, wanted {_shape(tensor.shape)})",
+                    f"axis {axis} {told}, the model needs {wanted} (fed shape {_shape(shape)}, needed "
+                    f"{_shape(tensor.shape)})",
                 )
             )
             break
     if array.shortest is not None and 0 in array.shortest:
-        found.append(("sample-empty", f"a sample holds nothing: the shortest axes are {_shape(array.shortest)}"))
+        found.append(("sample-empty", f"a sample is empty: the shortest axes are {_shape(array.shortest)}"))
     if spec.layout is not None:
         channels = 1 if spec.layout == "NHW" else array.shape[3 if spec.layout == "NHWC" else 1]
         for word, values in (("mean", spec.mean), ("std", spec.std)):
             if len(values) not in (1, channels):
                 count = "a varying number of" if channels is None else channels
-                found.append(("preprocessing", f"{word} holds {len(values)} values for {count} channels"))
+                found.append(("preprocessing", f"{word} has {len(values)} values for {count} channels"))
         if spec.channel_order == "bgr" and channels != COLOURS:
             found.append(("preprocessing", f"channel_order bgr takes {COLOURS} channels, and there are {channels}"))
     elif len(spec.mean) > 1 or len(spec.std) > 1:

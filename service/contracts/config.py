@@ -163,9 +163,9 @@ class QuantizationConfig(Contract):
     float_dtype: Literal["auto", "float32", "float16"] = Field(
         default="auto",
         description=(
-            "What computes in floats beside what is quantized (mode static, format qdq). float16: Q/DQ pairs and float "
-            "operators in 16 bits, but for those whose values do not fit; auto: float16 for target tensorrt, else "
-            "float32."
+            "Type of what computes in float next to quantized nodes (mode static, format qdq). float16: Q/DQ "
+            "pairs and float operators in 16 bits, except those whose values do not fit; auto: float16 for "
+            "target tensorrt, else float32."
         ),
     )
     interface: Literal["float32", "float16"] = Field(
@@ -225,7 +225,7 @@ class QuantizationConfig(Contract):
     )
     random_calibration: RandomCalibration | None = Field(
         default=None,
-        description="Random inputs in place of a calibration dataset, where none is given; tells nothing of accuracy.",
+        description="Random inputs instead of a calibration dataset; shows nothing about accuracy.",
     )
     evaluation: EvaluationSpec = Field(default_factory=EvaluationSpec)
     seed: int = Field(default=0, ge=0, le=2**32 - 1)
@@ -275,7 +275,7 @@ class QuantizationConfig(Contract):
         included = set(self.include)
         for place, selector in enumerate(self.exclude):
             if selector in included:
-                told = f"{selector.model_dump()} stands in include and in exclude"
+                told = f"{selector.model_dump()} is in include and in exclude"
                 yield Contradiction(f"/exclude/{place}", told)
         yield from _mode_contradictions(self)
         weights = [self.weight, *(override.weight for override in self.overrides if override.weight)]
@@ -323,10 +323,10 @@ def _not_static(config: QuantizationConfig) -> Iterator[Contradiction]:
     if config.tensor_ranges:
         yield Contradiction("/tensor_ranges", f"mode {mode} uses no calibrated ranges; leave tensor_ranges out")
     if config.target != _DEFAULT_TARGET:
-        told = f"mode {mode} knows no rules of targets; leave {config.target} out (target: {_DEFAULT_TARGET})"
+        told = f"mode {mode} has no target rules; remove {config.target} (target: {_DEFAULT_TARGET})"
         yield Contradiction("/target", f"{told}, or choose mode static")
     for name in config.target_options:
-        told = f"mode {mode} knows no rules of targets; leave {name} out"
+        told = f"mode {mode} has no target rules; remove {name}"
         hint = " and set weight.reduce_range" if name == "x86_without_vnni" else ""
         yield Contradiction("/target_options", told + hint)
 
@@ -338,7 +338,7 @@ def _algorithms_of_modes(config: QuantizationConfig) -> Iterator[Contradiction]:
         known = [method for method, algorithm in ALGORITHMS.items() if mode in algorithm.modes]
         told = f"runs no algorithms but {', '.join(known)}" if known else "runs no algorithms"
         rest = "" if known else " (algorithms: [])"
-        yield Contradiction("/algorithms", f"mode {mode} {told}; leave {methods} out{rest}")
+        yield Contradiction("/algorithms", f"mode {mode} {told}; remove {methods}{rest}")
 
 
 def _half_scales(config: QuantizationConfig) -> Iterator[Contradiction]:

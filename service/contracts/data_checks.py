@@ -113,7 +113,7 @@ def _type_faults(loss: TrainingLoss, outputs: Sequence[TensorInfo]) -> Iterator[
     for place, ref in loss.output_refs().items():
         output = _output(ref, outputs)
         if output.dtype not in _FLOATS:
-            yield place, "output-type", f"output {output.name!r} holds {output.dtype}; a loss is of floats"
+            yield place, "output-type", f"output {output.name!r} is {output.dtype}; a loss needs floats"
 
 
 def _class_faults(loss: CrossEntropyLoss, outputs: Sequence[TensorInfo], data: DatasetSummary) -> Iterator[_Fault]:
@@ -153,7 +153,7 @@ def _augmentation_faults(entry: Augmentation, inputs: Sequence[TensorInfo] | Non
         return
     tensor = inputs[0 if entry.input is None else names.index(entry.input)]
     if tensor.dtype not in _FLOATS:
-        yield "input", "input-type", f"input {tensor.name!r} holds {tensor.dtype}; only floats are augmented"
+        yield "input", "input-type", f"input {tensor.name!r} is {tensor.dtype}; only floats can be augmented"
     if tensor.shape is None:
         return
     rank = len(tensor.shape)
@@ -226,7 +226,7 @@ def check_data_given(
         raise InvalidConfigError(
             "; ".join(problem.message for problem in problems[:5]),
             errors=problems,
-            hint="Give an evaluation dataset: random data tells nothing about accuracy.",
+            hint="Add an evaluation dataset: random data shows nothing about accuracy.",
         )
 
 

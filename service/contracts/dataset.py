@@ -61,7 +61,7 @@ class ValueProfile(Contract):
     counts: tuple[int, ...] = Field(
         min_length=1,
         max_length=MAX_BINS,
-        description="Values in bins of equal width from `low` to `high`; each bin holds its left edge.",
+        description="Values in bins of equal width from `low` to `high`; each bin includes its left edge.",
     )
 
     @property
@@ -98,7 +98,7 @@ class Waveforms(Contract):
     """Some sounds, evenly from the whole dataset."""
 
     array: str = Field(description="That they come from.")
-    sample_rate_hz: int | None = Field(default=None, description="Null where the file does not tell.")
+    sample_rate_hz: int | None = Field(default=None, description="Null where the file does not say.")
     full_scale: float | None = Field(default=None, description="Value of the loudest possible sound; null: not known.")
     samples: tuple[Waveform, ...] = Field(max_length=MAX_WAVEFORMS)
 
@@ -136,7 +136,7 @@ class InputSpec(Contract):
     layout: Literal["NHWC", "NCHW", "NHW"] | None = Field(
         default=None, description="Layout of the stored images; none for other data."
     )
-    model_layout: Literal["NCHW", "NHWC"] = Field(default="NCHW", description="Layout that the model wants.")
+    model_layout: Literal["NCHW", "NHWC"] = Field(default="NCHW", description="Layout of the model's input.")
     channel_order: Literal["rgb", "bgr"] = Field(
         default="rgb",
         description="bgr: the three channels are fed in the other order than they are stored in, pictures of an "
@@ -154,7 +154,7 @@ class InputSpec(Contract):
     @classmethod
     def _no_zero(cls, std: tuple[float, ...]) -> tuple[float, ...]:
         if any(value == 0 for value in std):
-            raise ValueError("std must not hold 0")
+            raise ValueError("std must not contain 0")
         return std
 
     @model_validator(mode="after")
@@ -183,22 +183,21 @@ class PreprocessingSpec(Contract):
     inputs: dict[str, InputSpec] = Field(
         default_factory=dict,
         description=(
-            "By model input name; `*` speaks for every input without an entry of its own. Other inputs are fed as "
-            "stored."
+            "By model input name; `*` applies to every input without its own entry. Other inputs are fed as stored."
         ),
     )
     labels: str | None = Field(
         default=None,
         description=(
-            "Name of the array with the labels: class numbers [samples], or whatever a declared metric takes; default "
-            "'labels' where there is one."
+            "Name of the array with the labels: class numbers [samples], one-hot [samples, classes], or the "
+            "targets of a declared metric; default 'labels' where there is one."
         ),
     )
     pictures: PictureSpec | None = Field(
         default=None, description="How an archive of pictures becomes the array `images`; default: as they are."
     )
     sounds: SoundSpec | None = Field(
-        default=None, description="How an archive of sounds becomes the array `sounds`; must be given for sounds."
+        default=None, description="How an archive of sounds becomes the array `sounds`; required for sounds."
     )
 
     @model_validator(mode="before")
@@ -218,7 +217,7 @@ class ArraySummary(Contract):
     """A stored array: numpy dtype name and shape, first axis = samples."""
 
     dtype: str
-    shape: tuple[int | None, ...] = Field(description="Null for an axis whose length differs from sample to sample.")
+    shape: tuple[int | None, ...] = Field(description="Null for an axis whose length differs between samples.")
     shortest: tuple[int, ...] | None = Field(
         default=None,
         description="Least length of each axis of a sample, where samples differ in shape; null: they do not.",
@@ -237,11 +236,12 @@ class LabelSummary(Contract):
     count: int
     minimum: int | None = Field(default=None, description="Null for labels that are no class numbers [samples].")
     maximum: int | None = Field(default=None, description="Null for labels that are no class numbers [samples].")
-    dtype: str | None = Field(default=None, description="As stored; null in older records, which hold class numbers.")
+    dtype: str | None = Field(
+        default=None, description="As stored; null in older records, which contain class numbers."
+    )
     shape: tuple[int | None, ...] | None = Field(
         default=None,
-        description="As stored, null for an axis whose length differs from sample to sample; null in older records: "
-        "[count].",
+        description="As stored, null for an axis whose length differs between samples; null in older records: [count].",
     )
 
     @property
@@ -305,7 +305,7 @@ class DatasetSummary(Contract):
     notes: tuple[str, ...] = Field(
         default=(), description="What to know before a job runs, such as missing or one-hot labels."
     )
-    arrays_left_out: int = Field(default=0, description="Arrays beyond the first 100, which lists do not tell.")
+    arrays_left_out: int = Field(default=0, description="Arrays beyond the first 100, which lists leave out.")
     profile: DataProfile | None = Field(
         default=None, description="Figures of the content, for people; null in older records, and in lists."
     )
@@ -347,7 +347,7 @@ class RandomCalibration(Contract):
     seed: the same config gives the same inputs.
     """
 
-    samples: int = Field(default=8, ge=1, le=1024, description="Runs of the model, each on inputs of its own.")
+    samples: int = Field(default=8, ge=1, le=1024, description="Runs of the model, each on different inputs.")
     shapes: dict[str, tuple[_Axis, ...]] = Field(
         default_factory=dict,
         max_length=1000,

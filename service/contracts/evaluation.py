@@ -49,19 +49,19 @@ class Gate(Contract):
     max_latency_ratio: float | None = Field(default=None, gt=0, description="Largest accepted quantized/float latency.")
     sanity: bool = Field(
         default=True,
-        description="Fail a collapsed model whatever the conditions, with no conditions as well: one that lost more "
-        "than half of the float model's margin over chance level, or, where no metric with a chance level is measured, "
-        "of its top-1 agreement over that of independent decisions, or, where outputs hold no classes, that has an "
-        "output SQNR of 0 dB or less. false: no such check.",
+        description="Sanity check: fail a collapsed model, with or without other conditions. Collapsed: more than "
+        "half of the float model's margin over chance level is lost; where no metric with a chance level "
+        "is measured, of the margin of top-1 agreement over that of independent decisions; where outputs "
+        "are no classes, an output SQNR of 0 dB or less. false: no check.",
     )
     confidence: float | None = Field(
         default=None,
         ge=0.5,
         lt=1.0,
         description=(
-            "With which conditions on accuracy (max_drop, min_value, max_value, min_sqnr_db) have to hold or to be "
-            "broken: an interval that holds the limit makes them undecided. Null: the figure itself decides, told "
-            "beside its interval."
+            "Confidence with which conditions on accuracy (max_drop, min_value, max_value, min_sqnr_db) have "
+            "to be met or failed: an interval that contains the limit makes them undecided. Null: the figure "
+            "itself decides; its interval is reported."
         ),
     )
     on_undecided: Literal["undecided", "fail"] = Field(
@@ -71,9 +71,9 @@ class Gate(Contract):
     on_fail: Literal["report", "fallback"] = Field(
         default="report",
         description=(
-            "What is returned where max_latency_ratio is broken, or undecided and on_undecided is fail. report: the "
-            "quantized model; fallback: the fastest model measured that holds all other conditions: as planned, "
-            "without the Q/DQ pairs that cost more than they save, or the float model."
+            "What is returned where max_latency_ratio fails, or is undecided and on_undecided is fail. "
+            "report: the quantized model; fallback: the fastest measured model that meets all other "
+            "conditions: as configured, without Q/DQ pairs that cost more than they save, or the float model."
         ),
     )
 
@@ -126,8 +126,8 @@ class EvaluationSpec(Contract):
         ge=0.0,
         le=3600.0,
         description=(
-            "Seconds that looking for a faster model may take, where the gate's on_fail is fallback; 0: no Q/DQ pairs "
-            "are taken off, the planned and the float model alone are compared."
+            "Time limit in seconds of the search for a faster model, where the gate's on_fail is fallback; "
+            "0: no Q/DQ pairs are removed, only the configured and the float model are compared."
         ),
     )
 
@@ -164,7 +164,7 @@ class EvaluationSpec(Contract):
         for k, name in enumerate(names):
             if name == AGREEMENT or name in names[:k]:
                 why = "always measured" if name == AGREEMENT else "the name of another metric"
-                raise _wrong(f"/metrics/{k}/name", f"{name!r} is {why}: give this one a name of its own")
+                raise _wrong(f"/metrics/{k}/name", f"{name!r} is {why}: give this metric another name")
         return self
 
     @model_validator(mode="after")

@@ -79,7 +79,7 @@ def check_no_function(spec: EvaluationSpec, *, pointer: str = EVALUATION_POINTER
         FieldProblem(
             pointer=f"{pointer}/metrics/{k}/kind",
             code="metric-function",
-            message=f"{metric.name}: a Python function cannot be sent to a service, which runs nobody's code",
+            message=f"{metric.name}: a Python function cannot be sent to a service, which runs no user code",
         )
         for k, metric in enumerate(spec.metrics)
         if isinstance(metric, FunctionMetric)
@@ -132,17 +132,17 @@ def label_problems(metric: Reads, data: DatasetSummary) -> Iterator[tuple[str, s
             yield place, "labels-missing", _missing(ref, data)
         elif ref.integer and found.dtype not in _INTEGERS:
             what = "the labels" if ref.array is None else f"array {ref.array!r}"
-            yield place, "labels-type", f"{what} hold {found.dtype}; it needs integers"
+            yield place, "labels-type", f"{what} are {found.dtype}; integers are needed"
 
 
 def _missing(ref: LabelRef, data: DatasetSummary) -> str:
     names = sorted({*data.arrays, *([data.labels.array] if data.labels is not None else [])})
     held = ", ".join(map(repr, names)) or "nothing else"
     if ref.array is None:
-        return f"it needs labels, but the data holds no array 'labels'; name one of its arrays: {held}"
+        return f"it needs labels, and the data contains no array 'labels'; name one of its arrays: {held}"
     near = nearest_name(ref.array, names)
     return f"the data has no array {ref.array!r} of {data.samples} samples; " + (
-        f"did you mean {near!r}?" if near else f"it holds {held}"
+        f"did you mean {near!r}?" if near else f"it contains {held}"
     )
 
 
@@ -193,7 +193,7 @@ def _check_default_gate(spec: EvaluationSpec, data: DatasetSummary, pointer: str
     why = "has no labels"
     if data.labels is not None:
         told = f"{data.labels.dtype}{list(data.labels.shape or ())}"
-        why = f"holds labels ({told}) that are not one class number per sample"
+        why = f"contains labels ({told}) that are not one class number per sample"
     raise InvalidConfigError(
         f"the gate judges {gate.metric}, but the evaluation data {why}",
         pointer=f"{pointer}/gate/metric",
@@ -288,10 +288,10 @@ def _result_faults(metric: GraphFed, results: Sequence[TensorInfo]) -> Iterator[
         return
     for tensor in results:
         if trains and tensor.dtype not in _FLOATS:
-            told = f"the graph's output {tensor.name!r} holds {tensor.dtype}; a loss is of floats"
+            told = f"the graph's output {tensor.name!r} is {tensor.dtype}; a loss needs floats"
             yield "/graph", "graph-outputs", told
         elif tensor.dtype not in _NUMBERS:
-            yield "/graph", "graph-outputs", f"the graph's output {tensor.name!r} holds {tensor.dtype}, not numbers"
+            yield "/graph", "graph-outputs", f"the graph's output {tensor.name!r} is {tensor.dtype}, not numbers"
         elif any(isinstance(axis, int) and axis != 1 for axis in tensor.shape or ()):
             shape = list(tensor.shape or ())
             yield "/graph", "graph-outputs", f"the graph's output {tensor.name!r} has shape {shape}, not a scalar's"
@@ -318,4 +318,4 @@ def _input_faults(
             continue
         near = nearest_name(name, known)
         told = f"did you mean {near!r}?" if near else f"there are outputs and arrays {', '.join(map(repr, known))}"
-        yield "/inputs", "graph-input-unfed", f"nothing feeds the graph's input {name!r}; {told}"
+        yield "/inputs", "graph-input-unfed", f"the graph's input {name!r} has no source; {told}"

@@ -37,7 +37,7 @@ class EvaluatedModel(ModelFigures):
     """Figures of the model that was measured."""
 
     provenance: Provenance | None = Field(
-        default=None, description="What its file tells of its making; null: nothing. The file itself says so."
+        default=None, description="Provenance from the model's file, as the file says it; null: it has none."
     )
 
 
@@ -187,7 +187,7 @@ class OutlinedMetric(Contract):
 class ReportOutline(Contract):
     """The figures of a report by which jobs are told from each other."""
 
-    metrics: tuple[OutlinedMetric, ...] = Field(description="The first of them, in the order declared.")
+    metrics: tuple[OutlinedMetric, ...] = Field(description="The first metrics, in the order declared.")
     sqnr_db: float | None
     top1_agreement: float | None
     float_size_bytes: int | None = Field(description="Null: of an evaluation without a reference model.")

@@ -57,11 +57,11 @@ class GraphNode(Contract):
     name: Name
     op: Name
     modules: tuple[Name, ...] = Field(
-        default=(), max_length=MOST_MODULES, description="PyTorch modules that it stands in, outermost first."
+        default=(), max_length=MOST_MODULES, description="PyTorch modules that contain it, outermost first."
     )
     inputs: tuple[int | None, ...] = Field(default=(), description="Null: an input that is left out.")
     outputs: tuple[int, ...] = ()
-    inside: Name | None = Field(default=None, description="The node whose sub-graph it is in; null: the main graph.")
+    inside: Name | None = Field(default=None, description="The node whose sub-graph contains it; null: the main graph.")
 
 
 class GraphView(Contract):
@@ -102,7 +102,7 @@ def read_graph(data: bytes) -> GraphView:
     for node in view.nodes:
         places += [place for place in (*node.inputs, *node.outputs) if place is not None]
     if places and not 0 <= min(places) <= max(places) < count:
-        raise GraphUnreadableError("it tells of a tensor that is not there")
+        raise GraphUnreadableError("it describes a tensor that does not exist")
     return view
 
 
@@ -119,7 +119,7 @@ class NodeInspection(Contract):
 
     name: str = Field(description="As uploaded, where it had a name.")
     op: str = Field(description="As uploaded.")
-    quantized: bool = Field(description="Whether it would be quantized; with an activation_reason, its weight alone.")
+    quantized: bool = Field(description="Whether it will be quantized; with an activation_reason, only its weight.")
     reason: str | None = Field(description="Why it stays in float; for a quantized node, what it is replaced by.")
     reason_code: str | None = Field(
         default=None, description="Stable code of why it stays in float; docs/reasons.md lists them."

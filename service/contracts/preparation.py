@@ -17,8 +17,8 @@ class PreparationSpec(Contract):
 
     dequantize: bool = Field(
         default=False,
-        description="Make a model float that is quantized already (Q/DQ pairs, integer operators, weights stored as "
-        "integers), and quantize it anew.",
+        description="Convert an already quantized model to float (Q/DQ pairs, integer operators, weights stored as "
+        "integers), and quantize it again.",
     )
     fold_batch_norm: bool = Field(default=True, description="Fold BatchNormalization and affine nodes into weights.")
     batch_norm_to_conv: bool = Field(
@@ -49,7 +49,7 @@ class PreparationSpec(Contract):
         description="Put bias and activation function before the Squeeze of a Conv1D that is a 2-D Conv of height 1.",
     )
     unshare_initializers: bool = Field(
-        default=False, description="Give every reader of a shared weight or bias a copy of its own."
+        default=False, description="Give every reader of a shared weight or bias its own copy."
     )
     nhwc_input: bool = Field(
         default=False, description="Take 4-D inputs as NHWC: a Transpose is put behind each such input."

@@ -265,7 +265,7 @@ def _timm(name: str) -> dict[str, Any]:
     """As timm.data.transforms_factory builds the transform of evaluation with crop mode "center"."""
     given = _split(name.partition(":")[2])
     if len(given) > len(_TIMM_DEFAULTS):
-        raise ValueError(f"{name!r} holds {len(given)} values; the form is {TIMM_FORM}")
+        raise ValueError(f"{name!r} has {len(given)} values; the form is {TIMM_FORM}")
     filled = [value or default for value, default in zip(given, _TIMM_DEFAULTS, strict=False)]
     interpolation, crop_pct, mean, std, size, crop_mode = (*filled, *_TIMM_DEFAULTS[len(filled) :])
     if crop_mode != "center":
@@ -314,4 +314,4 @@ def _number(text: str, name: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ValueError(f"{text!r} of {name!r} is no number; the form is {TIMM_FORM}") from None
+        raise ValueError(f"{text!r} of {name!r} is not a number; the form is {TIMM_FORM}") from None

@@ -29,7 +29,7 @@ class Provenance(Contract):
             ValueError: the manifest is of a version that had no digests.
         """
         if manifest.config_sha256 is None or manifest.manifest_sha256 is None:
-            raise ValueError("the manifest has no digests of its own")
+            raise ValueError("the manifest has no digests")
         return cls(
             source_sha256=manifest.model_sha256,
             config_sha256=manifest.config_sha256,

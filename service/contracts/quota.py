@@ -25,7 +25,7 @@ class Quota(Contract):
         default=None, ge=0, description="CPU time of all jobs in a day of UTC; beyond it none is accepted."
     )
     requests_per_second: float | None = Field(
-        default=None, ge=0.01, description="Mean rate; ten seconds' worth may come at once."
+        default=None, ge=0.01, description="Mean rate; bursts of ten seconds' worth are allowed."
     )
     upload_bytes_per_second: int | None = Field(
         default=None, ge=1024, description="Pace of all uploads together: faster ones are slowed down."

@@ -131,7 +131,7 @@ class ClauseResult(Contract):
         "the ratio. Null: not known.",
     )
     baseline_value: float | None = Field(default=None, description="The baseline's figure.")
-    interval: Interval | None = Field(default=None, description="Where ``value`` lies.")
+    interval: Interval | None = Field(default=None, description="Confidence interval of ``value``.")
     p_value: float | None = Field(default=None, ge=0, le=1)
     holds: bool | None = Field(description="Null: undecided, see ``reason``.")
-    reason: str | None = Field(default=None, description="Why it does not hold, or is undecided, in words.")
+    reason: str | None = Field(default=None, description="Why it failed or is undecided.")

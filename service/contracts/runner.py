@@ -55,7 +55,9 @@ class QuantizeTask(Contract):
     metric_graphs: dict[str, str] = Field(
         default_factory=dict, description="Files of the uploaded models that metrics and losses are given as, by id."
     )
-    extra_bytes: int | None = Field(default=None, description="What files beside the model may take; None: no limit.")
+    extra_bytes: int | None = Field(
+        default=None, description="Limit of the files besides the model, in bytes; None: no limit."
+    )
     checkpoint_dir: str | None = Field(
         default=None, description="Keeps finished work between the attempts of one job; None: nothing is kept."
     )
@@ -69,7 +71,7 @@ class QuantizeTask(Contract):
         default=DATA_FILE, pattern=FILE_PATTERN, description="Name of the external data of a model above 2 GB."
     )
     weights: bool = Field(default=False, description="Write the model's weights as safetensors, too.")
-    graph: bool = Field(default=False, description="Write graph.json, which tells the prepared graph, too.")
+    graph: bool = Field(default=False, description="Also write graph.json, the prepared graph.")
 
 
 class EvaluateTask(Contract):
@@ -232,7 +234,7 @@ class QuantizeResult(Contract):
         if self.data is not None:
             names.append(self.data.file.lower())
             if self.data.file.lower() in RESERVED_FILES:
-                raise ValueError(f"the external data lies in {self.data.file}, the name of the model or of the report")
+                raise ValueError(f"the external data is in {self.data.file}, the name of the model or of the report")
         if len(set(kinds)) < len(kinds) or len(set(names)) < len(names):
             raise ValueError("two files have one kind or one name")
         return self

@@ -21,7 +21,7 @@ class TrialFigures(Contract):
     chain: tuple[dict[str, Any], ...] = Field(
         default=(), description="The algorithms as a config spells them; none in older reports."
     )
-    sqnr_db: float | None = Field(description="On the samples held back for judging; null where undefined.")
+    sqnr_db: float | None = Field(description="On the held-out samples; null where undefined.")
     evaluated: bool = Field(description="True for finalists: what follows was measured.")
     value: float | None = Field(default=None, description="Drop of the goal's metric, or the goal's distance.")
     undefined: str | None = Field(default=None, description="Why a model that was measured has no value and no gap.")
@@ -51,7 +51,7 @@ class Search(Contract):
 
     goal: dict[str, Any]
     met: bool = Field(description="The chosen model meets the goal within the budget's bytes and latency.")
-    goal_met: bool = Field(description="It meets the goal, whatever the budget says.")
+    goal_met: bool = Field(description="It meets the goal, regardless of the budget.")
     gap: float | None = Field(description="Of the chosen model; how far it is beyond the goal's limit.")
     undefined: str | None = Field(default=None, description="Why the chosen model has no gap.")
     ended_by: str = Field(description="Why the search ended.")

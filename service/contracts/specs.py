@@ -277,7 +277,7 @@ class ActivationSpec(Contract):
     reduce_range: bool = Field(default=False, description=_REDUCE_HELP)
     calibration: ActivationCalibration = Field(
         default_factory=MinMaxCalibration,
-        description="How ranges are found. A 4-bit type whose calibration is not given has mse, whatever the preset.",
+        description="How ranges are found. A 4-bit type without a given calibration uses mse, in every preset.",
     )
 
     @model_validator(mode="before")

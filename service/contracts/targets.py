@@ -20,7 +20,7 @@ class TargetOption(Contract):
     """One rule of a target that a job can switch."""
 
     name: str
-    description: str = Field(description="What holds when the option is on.")
+    description: str = Field(description="What applies when the option is on.")
     default: bool = True
 
 
@@ -41,26 +41,28 @@ def _option(name: str, description: str, *, default: bool = True) -> TargetOptio
 
 _FLOAT_HEADS = _option(
     "float_heads",
-    "Convolutions whose result becomes scores by Sigmoid, Softmax or Exp stay in float, and so do a Concat of scores "
-    "with boxes or the like, and detection heads, told by what they compute, with the layers that feed them.",
+    "Convolutions whose result becomes scores by Sigmoid, Softmax or Exp stay in float, and so do a "
+    "Concat of scores with boxes or the like, and detection heads, detected by what they compute, "
+    "with the layers that feed them.",
 )
 _FLOAT_MIXED_HEADS = _option(
     "float_heads",
-    "A Concat of scores within [0, 1] with results of any size, which ends the network, stays in float; the report "
-    "tells of other detection heads, which stay in integers.",
+    "A Concat of scores within [0, 1] with results of any size, which ends the network, stays in "
+    "float; the report names other detection heads, which stay in integers.",
 )
 _FLOAT_ARITHMETIC_OF_HEADS = _option(
     "float_heads",
-    "A Concat of scores within [0, 1] with results of any size, which ends the network, stays in float, and so does "
-    "the arithmetic of detection heads, told by what they compute.",
+    "A Concat of scores within [0, 1] with results of any size, which ends the network, stays in "
+    "float, and so does the arithmetic of detection heads, detected by what they compute.",
 )
 _FLOAT_FUNCTIONS = _option(
     "float_functions",
-    "Functions that are written out (SiLU, RMSNorm, LayerNorm, GELU, rotary embedding) are one: no Q/DQ pair stands "
-    "inside, unless all their operators have an integer kernel.",
+    "Decomposed functions (SiLU, RMSNorm, LayerNorm, GELU, rotary embedding) count as one operator: "
+    "no Q/DQ pair inside, unless all their operators have an integer kernel.",
 )
 _FLOAT_CHAINS = _option(
-    "float_chains", "Elementwise nodes whose result only Pow, Sqrt, Log, Exp, Reciprocal or Div read stay in float."
+    "float_chains",
+    ("Elementwise nodes whose result is read only by Pow, Sqrt, Log, Exp, Reciprocal or Div stay in float."),
 )
 _WITHOUT_VNNI = _option(
     "x86_without_vnni",
@@ -70,7 +72,7 @@ _WITHOUT_VNNI = _option(
 )
 _CONCAT = _option("align_concat", "All operands of a Concat share the grid of its result.")
 _SYMMETRIC = _option(
-    "symmetric_int8", "Activations and weights are int8 around zero_point 0: the target knows nothing else."
+    "symmetric_int8", "Activations and weights are int8 around zero_point 0: the target supports nothing else."
 )
 _FLOAT_BIAS = _option("float_bias", "Biases stay float32: the target adds them in float.")
 
@@ -82,21 +84,21 @@ TARGET_OPTIONS: dict[str, tuple[TargetOption, ...]] = {
         _FLOAT_FUNCTIONS,
         _option(
             "fuse_epilogues",
-            "No Q/DQ pair stands between a weighted layer and what TensorRT computes with it: activation functions "
+            "No Q/DQ pair between a weighted layer and what TensorRT fuses with it: activation functions "
             "such as SiLU, HardSwish and GELU, and the Add of a residual block, whose other operand has one.",
         ),
         _SYMMETRIC,
-        _option("float8_e4m3", "8-bit floats are float8_e4m3fn: the target knows no float8_e5m2."),
+        _option("float8_e4m3", "8-bit floats are float8_e4m3fn: the target does not support float8_e5m2."),
         _FLOAT_BIAS,
         _CONCAT,
     ),
     "qnn": (
         _FLOAT_MIXED_HEADS,
         _FLOAT_CHAINS,
+        _option("unsigned_activations", "int16 activations become uint16, int8 ones uint8: as most operators require."),
         _option(
-            "unsigned_activations", "int16 activations become uint16, int8 ones uint8: as most operators want them."
+            "per_tensor_matmul", "MatMul and Gemm weights have one scale: QNN supports scales per channel for Conv."
         ),
-        _option("per_tensor_matmul", "MatMul and Gemm weights have one scale: QNN knows scales per channel for Conv."),
         _option("fixed_sigmoid_tanh", "16-bit results of Sigmoid and Tanh are on the one grid that QNN accepts."),
     ),
     "openvino": (_FLOAT_HEADS, _FLOAT_FUNCTIONS, _FLOAT_BIAS, _CONCAT, _WITHOUT_VNNI),

@@ -73,10 +73,10 @@ def require_bounded(document: Mapping[str, Any], *, pointer: str = "") -> None:
             continue
         values += len(inside)
         if values > MOST_VALUES:
-            told = f"the config holds more than {MOST_VALUES} values; one regex may name many nodes"
+            told = f"the config contains more than {MOST_VALUES} values; one regex can name many nodes"
             raise _too_large(at, told)
         if regexes > MOST_REGEXES:
-            raise _too_large(at, f"the config holds more than {MOST_REGEXES} regular expressions; join some by |")
+            raise _too_large(at, f"the config contains more than {MOST_REGEXES} regular expressions; join some with |")
         todo += inside
 
 

@@ -17,6 +17,7 @@ from service.contracts.config import parse_config, patched
 from service.contracts.dataset import PREPROCESSING_NAMES
 from service.contracts.errors import FieldProblem, InvalidRequestError, QuantmillError
 from service.contracts.presets import RECOMMENDED
+from service.contracts.surfaces import for_page
 from service.dashboard import new_files
 from service.dashboard.config_fields import groups, largest_drop, parsed
 from service.dashboard.config_form import JSON, PRESET, Document, differing, shown_defaults, values_of

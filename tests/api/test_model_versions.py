@@ -200,7 +200,7 @@ def test_names_that_are_none_are_refused(front: Front) -> None:
         ("timm:bicubic,0.9,0.5/0.5", "nor three"),
         ("timm:bicubic,0.9,imagenet,imagenet,224,squash", "crop mode 'squash' of"),
         ("timm:,,,,,border", "'border' of 'timm:,,,,,border' is not offered; it is 'center'"),
-        ("timm:bicubic,0.9,imagenet,0", "std must not hold 0"),
+        ("timm:bicubic,0.9,imagenet,0", "std must not contain 0"),
     ):
         answer = front.http.post("/v1/datasets", json={"name": "d", "upload_id": upload_id, "preprocessing": name})
         body = problem(answer, 422, "invalid-request")

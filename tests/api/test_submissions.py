@@ -214,12 +214,12 @@ def test_losses_and_augmentations_that_the_data_or_the_model_cannot_give(front: 
         ("losses", entropy, none, "labels", "needs labels"),
         ("losses", {**entropy, "labels": "maskss"}, some, "labels", "did you mean 'masks'?"),
         ("losses", entropy, six, "labels", "lie in [0, 5]; output 'y' has classes [0, 4]"),
-        ("losses", {**entropy, "output": "best"}, some, "output", "holds int64; a loss is of floats"),
+        ("losses", {**entropy, "output": "best"}, some, "output", "is int64; a loss needs floats"),
         ("losses", {"kind": "mse"}, none, "targets", "needs labels"),
         ("losses", {"kind": "distillation", "outputs": ["y", "z"]}, some, "outputs/1", "no output 'z'"),
         ("losses", {**GRAPH, "inputs": {"a": {"array": "far"}}}, some, "inputs/a/array", "no array 'far'"),
         ("augmentations", {"kind": "flip", "input": "z"}, some, "input", "no input 'z'"),
-        ("augmentations", {**noise, "input": "ids"}, some, "input", "holds int64; only floats are augmented"),
+        ("augmentations", {**noise, "input": "ids"}, some, "input", "is int64; only floats can be augmented"),
         ("augmentations", {"kind": "shift", "input": "sound", "axis": -2}, some, "axis", "of samples"),
     ]
     for name, entry, body, place, says in rows:
@@ -280,7 +280,7 @@ def test_random_data_is_trained_on_for_the_float_model_alone(front: Front) -> No
     [
         (graph_summary("y", "lables"), "inputs", "did you mean 'labels'"),
         (graph_summary("y", "labels", results=2), "graph", "has to return one scalar per batch;"),
-        (graph_summary("y", outputs=(TensorInfo(name="r", dtype="int64", shape=()),)), "graph", "a loss is of floats"),
+        (graph_summary("y", outputs=(TensorInfo(name="r", dtype="int64", shape=()),)), "graph", "a loss needs floats"),
     ],
 )
 def test_uploaded_graphs_that_are_no_loss(front: Front, summary: ModelSummary, place: str, says: str) -> None:

@@ -57,7 +57,7 @@ def test_targets(quantmill, tiny):
 def test_dequantize_gives_a_float_model_that_is_quantized_anew_where_the_config_says_so(quantmill, tiny, tmp_path):
     assert quantmill("quantize", tiny.model, "--calibration", tiny.calibration, "--output", "q.onnx").returncode == 0
     done = quantmill("dequantize", "q.onnx", "--output", "f.onnx", code=0)
-    assert "pairs of QuantizeLinear and DequantizeLinear taken off" in done.stdout
+    assert "pairs of QuantizeLinear and DequantizeLinear removed" in done.stdout
     model = onnx.load(tmp_path / "f.onnx")
     onnx.checker.check_model(model, full_check=True)
     assert not {"QuantizeLinear", "DequantizeLinear"} & {node.op_type for node in model.graph.node}

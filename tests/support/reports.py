@@ -178,7 +178,7 @@ def _fallback() -> dict[str, Any]:
     planned = {"kind": "planned", "nodes_taken_off": 0, "size_bytes": 2_900_000, "latency_ratio": 1.31, "holds": False}
     region = {"kind": "elementwise", "nodes": ["/add"], "ratio": 0.9, "ratio_interval": interval(0.85, 0.95)}
     return {
-        "because": "the quantized model breaks max_latency_ratio 0.8: it takes 1.31 times as long",
+        "because": "the quantized model breaks max_latency_ratio 0.8: latency ratio 1.31",
         "reason": "the quantized model is returned without 17 pairs",
         "candidates": [
             {**planned, "gate": [clause]},

@@ -81,7 +81,7 @@ def _graph(
         return
     taken = made.size_bytes + sum(file.size_bytes for file in others)
     if len(others) >= MAX_FILES or (limit_bytes is not None and taken > limit_bytes):
-        run.log(f"{made.filename} is left out: there is no room for it beside the model", "warning")
+        run.log(f"{made.filename} is left out: not enough space", "warning")
         return
     yield made
 

@@ -202,7 +202,7 @@ def fill(
     with stages.stage("sanity"):
         run.progress("sanity")
         for note in _data_notes(case):
-            run.log(note, "warning")
+            run.log(note)
         case = replace(case, findings=examine(case, original, services))
     return _fill(original, _Origin(model_path, undone), case, services)
 

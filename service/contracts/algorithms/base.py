@@ -37,10 +37,9 @@ class AlgorithmBase(Contract):
     accept: Literal["if_better", "if_better_at_end", "always"] = Field(
         default="if_better",
         description=(
-            "if_better: undone, with a word in the report, if the model is worse with the step than without it on "
-            "samples of the calibration set that the step did not see; if_better_at_end: all steps behind it are taken "
-            "with it and without it, and what comes out better stays, which doubles their time; always: kept whatever "
-            "it does."
+            "if_better: undone, with a note in the report, if it makes the model worse on held-out "
+            "calibration samples; if_better_at_end: all later steps run with and without it, and the better "
+            "result is kept, which doubles their time; always: kept in any case."
         ),
     )
 

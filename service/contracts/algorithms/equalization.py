@@ -37,12 +37,12 @@ class CrossLayerEqualization(AlgorithmBase):
     )
     balance_method: Literal["max"] = Field(default="max", description="What of a channel's weights counts.")
     scale_use_threshold: bool = Field(
-        default=False, description="Leave channels alone whose two ranges add up to less than weight_threshold."
+        default=False, description="Leave channels unchanged whose two ranges add up to less than weight_threshold."
     )
     weight_threshold: float = Field(default=0.5, ge=0.0, description="See scale_use_threshold.")
     scale_append_bias: bool = Field(
         default=True,
-        description="Let a bias of 8 or 16 bits, which has a grid of its own, count as a part of its channel's range.",
+        description="Count a bias of 8 or 16 bits, which has its own grid, as part of its channel's range.",
     )
     total_layer_diff_threshold: float = Field(
         default=1.9e-7,
@@ -56,9 +56,9 @@ class CrossLayerEqualization(AlgorithmBase):
     activation_weight: ActivationWeight = Field(
         default=0.1,
         description=(
-            "What a squared rounding error of an activation counts beside one of a weight of the same relative size, "
-            "where one scale serves a whole weight. 0: weights alone; auto: 0.1, 1 and 0.01 are tried, and the "
-            "network's outputs on samples held back decide."
+            "Weight of a squared rounding error of an activation relative to one of a weight of the same "
+            "relative size, where a whole weight has one scale. 0: weights alone; auto: 0.1, 1 and 0.01 are "
+            "tried, and the network's outputs on held-out samples decide."
         ),
         json_schema_extra={ALTERNATIVES: [0.1, 1.0, 0.01]},
     )
@@ -79,8 +79,8 @@ class CrossLayerEqualization(AlgorithmBase):
     stem: bool = Field(
         default=True,
         description=(
-            "Equalize layers too whose results reach a normalization that could not be folded, as a stem's may: it "
-            "takes the scale in."
+            "Also equalize layers whose outputs reach a normalization that could not be folded, such as a "
+            "stem's: it absorbs the scale."
         ),
     )
 
@@ -100,8 +100,8 @@ class OutlierChannels(AlgorithmBase):
     treatment: Literal["auto", "input_scale", "split", "higher_bits"] = Field(
         default="auto",
         description=(
-            "auto tries all three, what is cheaper at run time first, and keeps what comes nearest to the float model "
-            "on held-back samples: a dearer one has to be a decibel better."
+            "auto tries all three, cheaper ones at run time first, and keeps the closest to the float model "
+            "on held-out samples: a more expensive one has to be a decibel better."
         ),
     )
     growth: float = Field(
@@ -182,8 +182,8 @@ class BiasCorrection(AlgorithmBase):
     mode: Literal["fast", "full", "auto"] = Field(
         default="full",
         description=(
-            "fast: in closed form; full: layer after layer on the quantized network; auto: the one after which the "
-            "network's outputs on samples held back are closer."
+            "fast: in closed form; full: layer by layer on the quantized network; auto: the one with closer "
+            "outputs on held-out samples."
         ),
         json_schema_extra={SEARCH_SPACE: ["fast", "full"], ALTERNATIVES: ["full", "fast"]},
     )
@@ -192,5 +192,8 @@ class BiasCorrection(AlgorithmBase):
     )
     insert_add: bool = Field(
         default=True,
-        description="Put an Add behind a MatMul that adds nothing and whose result floats read; false leaves it alone.",
+        description=(
+            "Insert an Add of zero after a MatMul whose result floats read, to carry the correction; false: "
+            "leave it unchanged."
+        ),
     )

@@ -62,7 +62,7 @@ class Finetuning(AlgorithmBase):
         default=1.0, ge=0.0, le=1.0, description="Share of a layer's inputs taken from the quantized network (QDrop)."
     )
     output_qdq: bool = Field(
-        default=False, description="Compare what comes out behind the Q/DQ pair of a layer's output (gradient solver)."
+        default=False, description="Compare outputs after the Q/DQ pair of a layer's output (gradient solver)."
     )
     mem_opt_level: MemoryLevel = Field(
         default="auto",
@@ -103,8 +103,8 @@ class AdaRound(Finetuning):
     unrestricted: Choice = Field(
         default=True,
         description=(
-            "Let a weight move further than to the next integer up or down (solver moments); auto: both ways are "
-            "tried, and the network's outputs on samples held back decide."
+            "Let a weight move further than to the next integer up or down (solver moments); auto: both are "
+            "tried, and the network's outputs on held-out samples decide."
         ),
         json_schema_extra={ALTERNATIVES: [True, False]},
     )

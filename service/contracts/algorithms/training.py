@@ -287,7 +287,7 @@ class QuantizationAwareTraining(AlgorithmBase):
         ),
     )
     oscillation_threshold: float = Field(
-        default=0.01, gt=0.0, lt=0.5, description="Jumps a step, averaged, from which on a weight is held at the end."
+        default=0.01, gt=0.0, lt=0.5, description="Average jumps per step from which on a weight is frozen at the end."
     )
     device: Device = Field(default="auto", description="Where the network is trained; auto: a GPU if there is one.")
     autocast: bool = Field(default=True, description="On a GPU: compute in bfloat16 where that is safe.")
@@ -314,7 +314,7 @@ class QuantizationAwareTraining(AlgorithmBase):
         seen: set[tuple[str, str | None]] = set()
         for entry in self.augmentations:
             if (entry.kind, entry.input) in seen:
-                raise ValueError(f"{entry.kind} stands twice in augmentations of one input")
+                raise ValueError(f"{entry.kind} occurs twice in augmentations of one input")
             seen.add((entry.kind, entry.input))
         return self
 

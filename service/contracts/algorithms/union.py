@@ -55,13 +55,13 @@ def algorithm_contradictions(methods: Sequence[str], weight_dtypes: Sequence[str
             (choice for other in before if (choice := ALGORITHMS[other].choice) and _undoes(method, other)), None
         )
         if method in before:
-            yield Contradiction(at, f"{method} stands twice in algorithms")
+            yield Contradiction(at, f"{method} occurs twice in algorithms")
         elif (both := _rivals(method, before)) is not None:
             chosen = ALGORITHMS[both[0]].excludes[both[1]]
-            yield Contradiction(at, f"{' and '.join(both)} both choose {chosen}; leave one of them out")
+            yield Contradiction(at, f"{' and '.join(both)} both choose {chosen}; remove one of them")
         elif lost is not None:
             wanted = ", ".join(in_order(methods))
-            yield Contradiction(at, f"{method} would throw away {lost}; the right order is {wanted}")
+            yield Contradiction(at, f"{method} would discard {lost}; the right order is {wanted}")
         elif algorithm.without_integers is not None and not integers:
             told = f"{method} rounds weights to integers, and none is one: they are {', '.join(weight_dtypes)}"
             yield Contradiction(at, f"{told}; {algorithm.without_integers} can do it")

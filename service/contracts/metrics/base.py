@@ -110,7 +110,7 @@ class Labelled(OfOutput):
     INTEGER_LABELS: ClassVar[bool] = True
 
     labels: ArrayName | None = Field(
-        default=None, description="Name of the array that holds the truth; null: the dataset's labels."
+        default=None, description="Name of the array with the ground truth; null: the dataset's labels."
     )
 
     def label_refs(self) -> dict[str, LabelRef]:

@@ -77,7 +77,9 @@ class PerClassAccuracy(TopKMetric):
 
     kind: Literal["per_class_accuracy"] = "per_class_accuracy"
     k: int = Field(default=1, ge=1, le=10_000, description="As of accuracy_at_k.")
-    reduce: Literal["mean", "worst"] = Field(default="mean", description="Which of them is the metric's value.")
+    reduce: Literal["mean", "worst"] = Field(
+        default="mean", description="How the classes are reduced to the metric's value."
+    )
 
     @property
     def rank(self) -> int:
@@ -107,8 +109,9 @@ class CountedMetric(ClassMetric):
     threshold: float | None = Field(
         default=None,
         description=(
-            "Every score above it is a yes of its own: labels are 0 and 1 and of the output's shape, classes on the "
-            "class axis, or of one class if it has none. Null: the class of the highest score."
+            "Multi-label: every score above the threshold is a positive decision; labels are 0 and 1 and of "
+            "the output's shape, classes on the class axis, or of one class if it has none. Null: the class "
+            "of the highest score."
         ),
     )
 
@@ -338,7 +341,7 @@ class Perplexity(Labelled):
     FACTS: ClassVar[MetricFacts] = MetricFacts("", "lower")
     kind: Literal["perplexity"] = "perplexity"
     scores: Literal["logits", "log_probabilities", "probabilities"] = Field(
-        default="logits", description="What the output holds."
+        default="logits", description="What the output contains."
     )
     shift: bool = Field(
         default=False, description="Position t is judged by the label at t + 1, for labels that are the input's tokens."

@@ -82,8 +82,8 @@ DESCENT_NOTE = (
     "with solver gradient it is Quark's descent by minibatches, with these very settings."
 )
 _JUDGED = (
-    "A part of the calibration samples judges the result, and finetuning that makes the network worse is undone "
-    "(accept: if_better); Quark keeps whatever comes out."
+    "Some of the calibration samples judge the result, and finetuning that makes the network worse "
+    "is undone (accept: if_better); Quark keeps every result."
 )
 _NOTES = {"adaround": (DESCENT_NOTE, _JUDGED), "adaquant": (_JUDGED,)}
 

@@ -139,7 +139,7 @@ OWN_PRESETS = (
     _preset(
         "npu_int8",
         "AMD NPU: int8, power-of-two scales, one per tensor, calibration chosen by trial",
-        "CNNs and transformers alike",
+        "for CNNs and transformers",
         _EQUALIZED,
         **_NPU,
     ),
@@ -187,8 +187,9 @@ OWN_PRESETS = (
 
 MIXED_GOAL: dict[str, Any] = {"kind": "distance", "metric": "sqnr", "limit": 25.0}
 MIXED_GOAL_NOTE = (
-    "Quark sets no threshold and lowers every layer; here the least sensitive layers are lowered as long as the output "
-    "keeps an SQNR of 25 dB. Another goal, such as a drop of top-1, is given in algorithms."
+    "Quark sets no threshold and lowers every layer; here the least sensitive layers are lowered "
+    "while the output keeps an SQNR of 25 dB. Set another goal, such as a drop of top-1, in "
+    "algorithms."
 )
 _PERCENTILE: dict[str, Any] = {"method": "percentile", "percentile": 99.9999}
 

@@ -122,7 +122,7 @@ _INTEGER_PRESETS = (
         "ReplaceClip6Relu: it belongs to cross-layer equalization, without which it does nothing.",
         "RemoveQDQConvClip, RemoveQDQConvRelu, RemoveQDQConvLeakyRelu, RemoveQDQConvPRelu: an activation function "
         "that is fused with the layer before it gets no Q/DQ pair in between.",
-        "DedicatedQDQPair: one Q/DQ pair per tensor, whoever reads it; the numbers are the same.",
+        "DedicatedQDQPair: one Q/DQ pair per tensor, shared by all readers; the numbers are the same.",
         quark=("VINT8", "VINT8_CONFIG", "VINT8_QCONFIG"),
         **_types("int8/int8", "aw", **_POWER_OF_TWO),
         preparation={"fold_batch_norm": False, "batch_norm_to_conv": True, "split_to_slice": True},
@@ -209,7 +209,7 @@ _INTEGER_PRESETS = (
     ),
     _preset(
         "uint8_dynamic_quant",
-        "Asymmetric uint8 weights, uint8 activations whose ranges are taken at run time.",
+        "Asymmetric uint8 weights, uint8 activations with dynamic ranges.",
         _CLE,
         aliases=("uint8_dynamic",),
         **_types("uint8/uint8", "", bias="float32"),

@@ -39,7 +39,7 @@ class ModelFigures(Contract):
     """Figures of one model. Latency is the median of one run at batch 1, both models taken in turn."""
 
     metrics: dict[str, float] = Field(
-        default_factory=dict, description="By name, in the units that the report's metrics tell; percent by default."
+        default_factory=dict, description="By name, in the units of the report's metrics; percent by default."
     )
     metric_details: dict[str, dict[str, float]] = Field(
         default_factory=dict, description="Figures behind the metrics, such as one per class, by name of the metric."
@@ -73,8 +73,11 @@ class MetricFigures(Contract):
     p_value: float | None = Field(
         default=None, ge=0, le=1, description="Chance of a difference as large as this if neither model was better."
     )
-    flips: Flips | None = Field(default=None, description="Of a share of samples: which of them changed sides.")
-    chance: float | None = Field(default=None, description="What guessing would reach; null where nobody knows.")
+    flips: Flips | None = Field(default=None, description="Prediction flips, where the metric is a share of samples.")
+    chance: float | None = Field(
+        default=None,
+        description="Chance level: what decisions that ignore the input reach; null where it is not known.",
+    )
 
 
 class OutputFidelity(Contract):
@@ -94,14 +97,14 @@ class Fidelity(Contract):
     sqnr_db: float | None
     cosine: float | None
     top1_agreement: float | None = Field(
-        description="Share of samples with the same arg max, in percent; of the first output. Null where that holds no "
-        "class scores."
+        description="Top-1 agreement: share of samples with the same top class, in percent; of the first output. "
+        "Null where that has no class scores."
     )
     sqnr_interval_db: Interval | None = Field(default=None, description="Of ``sqnr_db``.")
     top1_agreement_interval: Interval | None = Field(default=None, description="Of ``top1_agreement``.")
     samples: int
     source: Literal["evaluation", "calibration", "random"] = Field(
-        description="Which data the figures were measured on; random tells nothing of accuracy."
+        description="Data that the figures were measured on; random data shows nothing about accuracy."
     )
     outputs: tuple[OutputFidelity, ...]
 
@@ -155,13 +158,11 @@ class GateClause(Contract):
     metric: str | None = None
     wanted: float
     got: float | None
-    holds: bool | None = Field(description="Null: the samples, or the runs, cannot tell; see ``why``.")
-    interval: Interval | None = Field(default=None, description="Where ``got`` lies.")
-    confidence: float | None = Field(
-        default=None, description="With which it had to hold; null: ``got`` itself decided."
-    )
+    holds: bool | None = Field(description="Null: undecided on these samples or runs; see ``why``.")
+    interval: Interval | None = Field(default=None, description="Confidence interval of ``got``.")
+    confidence: float | None = Field(default=None, description="Required confidence; null: ``got`` itself decided.")
     samples_needed: int | None = Field(
-        default=None, ge=1, description="About so many samples would decide it; null: decided, or nobody knows."
+        default=None, ge=1, description="Number of samples that would decide it, about; null: decided, or not known."
     )
     why: str | None = Field(default=None, description="Why it is undecided.")
 
@@ -211,7 +212,9 @@ class RegionFigures(Contract):
     )
     ratio_interval: Interval | None = None
     outcome: Literal["taken_off", "kept", "untried"] = Field(
-        description="taken_off: the model without its pairs is faster by the whole interval, also beside all others."
+        description=(
+            "taken_off: the model without its pairs is faster by the whole interval, also together with all others."
+        )
     )
     why: str | None = Field(default=None, description="Why it was not tried.")
 
@@ -227,7 +230,7 @@ class FallbackCandidate(Contract):
     gate: tuple[GateClause, ...] = Field(
         default=(), description="All conditions but those of latency, with the goal and the bytes of a search."
     )
-    holds: bool | None = Field(description="Whether all of those hold; null: not measured for want of time.")
+    holds: bool | None = Field(description="Whether all of them are met; null: not measured for lack of time.")
     chosen: bool = False
 
 
@@ -238,7 +241,7 @@ class Fallback(Contract):
     reason: str = Field(description="Why the chosen one was.")
     candidates: tuple[FallbackCandidate, ...] = Field(description="The planned model, reduced ones, the float model.")
     regions: tuple[RegionFigures, ...] = Field(default=(), description="In the order in which they were tried.")
-    why_no_regions: str | None = Field(default=None, description="Why pairs were not taken off region by region.")
+    why_no_regions: str | None = Field(default=None, description="Why pairs were not removed region by region.")
     seconds: float = Field(ge=0)
 
     @property

@@ -22,9 +22,9 @@ class Histogram(Contract):
     maximum: float
     counts: tuple[int, ...] = Field(min_length=1, max_length=256)
     clip_low: float | None = Field(
-        default=None, description="Smallest value that the grid, or the widest of several, holds."
+        default=None, description="Smallest value that the grid, or the widest of several, represents."
     )
-    clip_high: float | None = Field(default=None, description="Largest value that the grid holds.")
+    clip_high: float | None = Field(default=None, description="Largest value that the grid represents.")
     clipped_percent: float | None = Field(default=None, ge=0, le=100, description="Share of the values beyond them.")
 
 
@@ -76,8 +76,8 @@ class LayerFigures(Contract):
         default=None,
         ge=0,
         le=100,
-        description="Share of the quantized model's time, by onnxruntime's profile. What runs between rows belongs to "
-        "none, so that all together may be less than 100; null: no kernel bears its name.",
+        description="Share of the quantized model's latency, by onnxruntime's profile. Time between rows belongs to "
+        "none, so that the sum may be less than 100; null: no kernel has its name.",
     )
     error_percent: float | None = Field(
         default=None,
@@ -120,7 +120,7 @@ class PreparationStep(Contract):
     reason_code: str | None = Field(default=None, description="Why it did nothing; null for a pass that did something.")
     left: dict[str, str] = Field(
         default_factory=dict,
-        description="By name of a node that stays as it was: the code of its reason, whose words stand in the detail.",
+        description="By name of an unchanged node: the code of its reason; the detail contains its words.",
     )
 
 
@@ -130,7 +130,7 @@ class Score(Contract):
     sqnr_db: float | None = Field(description="Of the worst output.")
     metric: str = Field(default="top1", description="The first declared metric, or top1.")
     value: float | None = Field(
-        default=None, description="Of the metric, where the calibration set holds the labels that it takes."
+        default=None, description="Of the metric, where the calibration data contains the labels that it needs."
     )
 
 
@@ -162,18 +162,18 @@ class TrainingEpoch(Contract):
     epoch: int = Field(description="From 1; 0 is the network before training.")
     steps: int = Field(description="Taken since the beginning.")
     train_loss: float | None = Field(description="Mean over the epoch; null for epoch 0.")
-    validation_loss: float | None = Field(description="Of the samples held back, in the network as it is emitted.")
+    validation_loss: float | None = Field(description="Of the held-out samples, in the network as it is emitted.")
     metric: float | None = Field(description="Of the same samples; null where it is undefined.")
     learning_rate: float = Field(description="Of weights, in the epoch's last step.")
     oscillating: float = Field(description="Share of weights that keep jumping between two integers.")
-    frozen: float = Field(description="Share of weights that are held since.")
+    frozen: float = Field(description="Share of weights frozen for that reason.")
 
 
 class TrainingFigures(Contract):
     """How a training went."""
 
     epochs: tuple[TrainingEpoch, ...]
-    best_epoch: int = Field(description="The epoch whose network was taken.")
+    best_epoch: int = Field(description="The selected epoch.")
     metric: str | None = Field(description="What the best epoch was chosen by; null: the validation loss.")
     samples: int = Field(description="Samples trained on.")
     validation_samples: int
@@ -210,7 +210,7 @@ class Finding(Contract):
     """Something about the model or the data that the figures alone do not tell."""
 
     code: str = Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", description="Stable; docs/findings.md lists all.")
-    severity: Severity = Field(description="critical: figures or model are not to be used before it is mended.")
+    severity: Severity = Field(description="critical: do not use model or figures before it is fixed.")
     message: str = Field(description="What was found, with its figures.")
     hint: str | None = Field(default=None, description="What to do next.")
     where: dict[str, str | int | float] = Field(
@@ -240,7 +240,7 @@ class Cause(Contract):
     message: str = Field(description="What it is, in words.")
     error_percent: float = Field(ge=0, le=100, description="Part of all error, about.")
     places: tuple[CausePlace, ...] = Field(description="Where, the worst first.")
-    places_left_out: int = Field(default=0, ge=0, description="Further places, which are not told.")
+    places_left_out: int = Field(default=0, ge=0, description="Further places, which are left out.")
 
 
 class AdviceFigure(Contract):

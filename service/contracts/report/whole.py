@@ -105,9 +105,7 @@ class Manifest(Contract):
     calibration_preprocessing: PreprocessingSpec | None = Field(default_factory=PreprocessingSpec)
     evaluation_preprocessing: PreprocessingSpec | None = None
     output_sha256: str
-    output_data_sha256: str | None = Field(
-        default=None, description="Of the file of external data beside the model. Null: it has none."
-    )
+    output_data_sha256: str | None = Field(default=None, description="Of the external data file. Null: there is none.")
     config: QuantizationConfig
     seed: int
     versions: dict[str, str]
@@ -117,7 +115,7 @@ class Manifest(Contract):
         description="True if measured latency has chosen the model: another run may give other bytes.",
     )
     config_sha256: str | None = Field(
-        default=None, description="Of the canonical JSON of config. Null: of a version that did not tell it."
+        default=None, description="Of the canonical JSON of config. Null: of a version that did not report it."
     )
     manifest_sha256: str | None = Field(
         default=None,

@@ -49,7 +49,7 @@ def test_the_largest_configs_are_taken() -> None:
     [
         ({"include": nodes(MOST_SELECTORS + 1)}, "/include", "at most 500 items"),
         ({"include": nodes(MOST_VALUES + 1)}, "/include", "more than 20000 values"),
-        ({"include": [{"regex": f"{n}.*"} for n in range(MOST_REGEXES + 1)]}, "/include", "join some by |"),
+        ({"include": [{"regex": f"{n}.*"} for n in range(MOST_REGEXES + 1)]}, "/include", "join some with |"),
         ({f"key{number}": 1 for number in range(200_000)}, "", "200000 keys; at most 500"),
         ({"evaluation": {f"k{n}": 1 for n in range(MOST_KEYS + 1)}}, "/evaluation", "501 keys"),
         ({"tensor_ranges": ranges(MOST_RANGES + 1)}, "/tensor_ranges", "10001 keys; at most 10000"),

@@ -139,7 +139,7 @@ def methods(*names_of: Any) -> dict[str, Any]:
         (gate(max_drop=101), "/evaluation/gate/max_drop", "must be at most 100"),
         (gate(min_sqnr_db=float("nan")), "/evaluation/gate/min_sqnr_db", "finite"),
         (calibrated(method="percentile", percentile=50), f"{CALIBRATION}/percentile", "greater than 50"),
-        ({"include": [{"node": "a"}], "exclude": [{"node": "b"}, {"node": "a"}]}, "/exclude/1", "{'node': 'a'} stands"),
+        ({"include": [{"node": "a"}], "exclude": [{"node": "b"}, {"node": "a"}]}, "/exclude/1", "{'node': 'a'} is in"),
         (methods("bias_correctoin"), "/algorithms/0/method", "did you mean 'bias_correction'?"),
         ({"algorithms": [7]}, "/algorithms/0", "must be an object"),
         ({"schema_version": 2}, "/schema_version", "1"),
@@ -160,13 +160,13 @@ CLE, SMOOTH, CORRECT = "cross_layer_equalization", "smooth_quant", "bias_correct
     ("chosen", "place", "says"),
     [
         ([CORRECT, "adaquant", "adaround"], 2, "adaround and adaquant both choose integers"),
-        ([CORRECT, CLE], 1, f"throw away the biases that {CORRECT} has corrected; the right order is {CLE}, {CORRECT}"),
-        (["adaround", CLE], 1, f"throw away the integers that adaround has chosen; the right order is {CLE}, adaround"),
+        ([CORRECT, CLE], 1, f"discard the biases that {CORRECT} has corrected; the right order is {CLE}, {CORRECT}"),
+        (["adaround", CLE], 1, f"discard the integers that adaround has chosen; the right order is {CLE}, adaround"),
         ([CLE, "adaquant", CORRECT, SMOOTH], 3, f"the right order is {CLE}, {SMOOTH}, {CORRECT}, adaquant"),
-        (["adaround", "adaround"], 1, "adaround stands twice"),
-        (["adaround", "autopilot"], 1, "autopilot would throw away the integers that adaround has chosen"),
-        (["autopilot", "bias_correction", "adaquant", CLE], 3, "throw away the recipe that autopilot has chosen"),
-        (["qat", CLE], 1, f"{CLE} would throw away the weights and scales that qat has trained"),
+        (["adaround", "adaround"], 1, "adaround occurs twice"),
+        (["adaround", "autopilot"], 1, "autopilot would discard the integers that adaround has chosen"),
+        (["autopilot", "bias_correction", "adaquant", CLE], 3, "discard the recipe that autopilot has chosen"),
+        (["qat", CLE], 1, f"{CLE} would discard the weights and scales that qat has trained"),
         (["qat", "autopilot"], 1, "the right order is autopilot, qat"),
         ([CLE, "qat", "adaround"], 2, f"the right order is {CLE}, adaround, qat"),
     ],
@@ -211,12 +211,12 @@ def test_adaround_needs_integers_and_a_reduced_range_a_bit_to_spare() -> None:
 @pytest.mark.parametrize(
     ("settings", "pointer", "says"),
     [
-        ({"target": "qnn"}, "/target", "knows no rules of targets; leave qnn out (target: onnxruntime_cpu)"),
-        ({"preset": "npu_int8"}, "/target", "leave amd_npu_cnn out"),
+        ({"target": "qnn"}, "/target", "has no target rules; remove qnn (target: onnxruntime_cpu)"),
+        ({"preset": "npu_int8"}, "/target", "remove amd_npu_cnn"),
         ({"target_options": {"x86_without_vnni": True}}, "/target_options", "set weight.reduce_range"),
-        ({"target_options": {"float_heads": False}}, "/target_options", "leave float_heads out"),
-        (methods(CLE), "/algorithms", "leave cross_layer_equalization out"),
-        (methods("qat"), "/algorithms", "leave qat out"),
+        ({"target_options": {"float_heads": False}}, "/target_options", "remove float_heads"),
+        (methods(CLE), "/algorithms", "remove cross_layer_equalization"),
+        (methods("qat"), "/algorithms", "remove qat"),
         ({"tensor_ranges": {"x": {"minimum": 0, "maximum": 1}}}, "/tensor_ranges", "no calibrated ranges"),
         ({"format": "qoperator"}, "/format", "needs mode static"),
     ],
@@ -233,11 +233,11 @@ def test_each_mode_runs_the_algorithms_that_have_something_to_do_in_it() -> None
         assert parse_config({"mode": mode, **methods(own, "bias_correction", "adaround")}).algorithms
         ((_, message),) = problems({"mode": mode, **methods("outlier_channels")})
         known = f"{own}, bias_correction, adaround, adaquant"
-        assert f"mode {mode} runs no algorithms but {known}; leave outlier_channels out" in message
+        assert f"mode {mode} runs no algorithms but {known}; remove outlier_channels" in message
     ((_, message),) = problems(methods("awq"))
-    assert "mode static runs no algorithms but " in message and "leave awq out" in message
+    assert "mode static runs no algorithms but " in message and "remove awq" in message
     ((_, message),) = problems({"mode": "float16", **methods("adaround")})
-    assert "runs no algorithms; leave adaround out (algorithms: [])" in message
+    assert "runs no algorithms; remove adaround (algorithms: [])" in message
 
 
 def test_overrides_and_each_of_several_problems_are_judged_at_their_own_place() -> None:

@@ -251,11 +251,11 @@ NPU_CNN = {"calibrate_method": "PowerOfTwoMethod.MinMSE", "enable_npu_cnn": True
         (classes("cle", {"name": "cle"}), "/algo_config/1", "cle stands there already, at /config/algo_config/0"),
         (classes({"name": "adaround", "cle_steps": 3}), "/algo_config/0/cle_steps", "unknown key"),
         (classes("adaround", FastFinetune=QUANT), f"{FINETUNING}/OptimAlgorithm", "algo_config/0 asks for adaround"),
-        ({"use_dynamic_quant": True, "include_cle": True}, "", "leave cross_layer_equalization out"),
+        ({"use_dynamic_quant": True, "include_cle": True}, "", "remove cross_layer_equalization"),
         ({**fast(OptimAlgorithm="adaround"), **BFLOAT}, "/include_fast_ft", "adaround rounds weights to integers"),
         (classes({"name": "cle", "cle_balance_method": "mean"}), "/algo_config/0/cle_balance_method", "must be max"),
-        ({"use_dynamic_quant": True, "enable_npu_transformer": True}, "/enable_npu_transformer", "no rules of targets"),
-        ({**NPU_CNN, "extra_options": WEIGHTS}, "/enable_npu_cnn", "mode weights_only knows no rules of targets"),
+        ({"use_dynamic_quant": True, "enable_npu_transformer": True}, "/enable_npu_transformer", "no target rules"),
+        ({**NPU_CNN, "extra_options": WEIGHTS}, "/enable_npu_cnn", "mode weights_only has no target rules"),
     ],
 )
 def test_what_excludes_each_other(data: Any, pointer: str, says: str) -> None:

@@ -178,13 +178,13 @@ def choose_device(wanted: str) -> torch.device:
     if not there or (kind == "rocm") != is_rocm:
         found = "a ROCm device" if there and is_rocm else "a CUDA device" if there else "no GPU"
         raise DeviceNotThereError(
-            f"device {wanted!r} is not there: torch {torch.__version__} finds {found}",
+            f"device {wanted!r} is not available: torch {torch.__version__} finds {found}",
             hint="Set device (elsewhere optim_device) to auto or cpu, or run the job on a worker with that GPU.",
         )
     index = int(number or 0)
     if index >= torch.cuda.device_count():
         raise DeviceNotThereError(
-            f"device {wanted!r} is not there: torch finds {torch.cuda.device_count()} of its kind",
+            f"device {wanted!r} is not available: torch finds {torch.cuda.device_count()} of this kind",
             hint="Device numbers begin with 0.",
         )
     return torch.device("cuda", index)
@@ -347,7 +347,7 @@ def _check(nodes: Iterable[ir.Node]) -> None:
         more = f", and {len(refused) - 1} more nodes" if len(refused) > 1 else ""
         raise NotDifferentiableError(
             f"node {node_name(node)!r} ({node.op_type}) cannot be trained through: {why.words}{more}",
-            hint="Let the loss read tensors before it (losses: distillation, outputs or tensors), or leave qat out.",
+            hint="Let the loss read tensors before it (losses: distillation, outputs or tensors), or remove qat.",
             node=node_name(node),
             op_type=node.op_type,
         )

@@ -68,7 +68,7 @@ def read_safetensors(path: Path) -> dict[str, StoredArray]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DatasetFormatError(
             f"the .safetensors header is damaged: {error}",
-            hint="Write the file again with safetensors.numpy.save_file and upload it anew.",
+            hint="Write the file again with safetensors.numpy.save_file and upload it again.",
         ) from None
 
 
@@ -90,7 +90,7 @@ def _tensor(path: Path, start: int, size: int, name: str, entry: dict[str, Any])
     if start + end > size:
         raise cut_short(name, start + end - size)
     if end - begin != dtype.itemsize * math.prod(shape):
-        raise ValueError(f"array {name!r} declares {entry['dtype']}{list(shape)} but holds {end - begin} bytes")
+        raise ValueError(f"array {name!r} declares {entry['dtype']}{list(shape)} but contains {end - begin} bytes")
     return StoredArray(name, dtype, shape, FileSlice(path, start + begin, end - begin))
 
 
@@ -163,7 +163,10 @@ def detect_format(path: Path) -> FileFormat:
     if head[:1] == b"\x80":
         raise DatasetFormatError("the file is a Python pickle, which is never loaded", hint=_HINT)
     raise DatasetFormatError(
-        "the file is neither an .npz archive, nor a .safetensors file, nor a .tar, .tar.gz or .zip, or it is cut short",
+        (
+            "the file is neither an .npz archive, nor a .safetensors file, nor a .tar, .tar.gz or .zip "
+            "archive, or it is truncated"
+        ),
         hint=_HINT,
     )
 
@@ -227,17 +230,17 @@ def _fields(head: bytes) -> tuple[dict[str, Any], int]:
     at, encoding = (10, "latin1") if major == 1 else (12, "utf8" if major == 3 else "latin1")
     (length,) = struct.unpack_from("<H" if major == 1 else "<L", head, 8)
     if at + length > _MAX_NPY_HEADER_BYTES or at + length > len(head):
-        raise ValueError(f"{length} bytes of header are cut short or too many")
+        raise ValueError(f"{length} bytes of header are truncated or too many")
     fields = ast.literal_eval(head[at : at + length].decode(encoding).strip())
     if not isinstance(fields, dict):
-        raise ValueError("it holds no fields")  # noqa: TRY004 - the bytes are wrong, not a caller
+        raise ValueError("it contains no fields")  # noqa: TRY004 - the bytes are wrong, not a caller
     return fields, at + length
 
 
 ARRAYS = ZipRules(
     holds_arrays=True,
     max_members=10_000,
-    again="Write the file again with numpy.savez or numpy.savez_compressed and upload it anew.",
+    again="Write the file again with numpy.savez or numpy.savez_compressed and upload it again.",
     fewer="Store one array per model input, with all samples along the first axis; images as uint8; more samples of "
     "different shapes than these in a .safetensors file.",
 )
@@ -265,10 +268,10 @@ def _npy_array(member: ZipMember) -> StoredArray:
     header = _parse_header(head, name)
     refusal = None
     if header.dtype.hasobject:
-        refusal = "holds pickled Python objects, which are never loaded"
+        refusal = "contains pickled Python objects, which are never loaded"
     elif header.size_bytes + header.data_bytes != member.size_bytes:
         declared = f"{header.dtype}{list(header.shape)} = {header.data_bytes} bytes"
-        why = f"declares {declared}, but holds {member.size_bytes - header.size_bytes}"
+        why = f"declares {declared}, but contains {member.size_bytes - header.size_bytes}"
         raise array_fault(DatasetFormatError, name, why, hint=ARRAYS.again)
     elif header.fortran_order and sum(axis > 1 for axis in header.shape) > 1:
         refusal = "is stored in Fortran order; save numpy.ascontiguousarray of it"

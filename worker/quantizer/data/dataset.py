@@ -120,7 +120,7 @@ class OpenDataset:
         if array is None:
             raise DatasetMismatchError(
                 f"input {tensor.name!r} has no array {spec.array or tensor.name!r}; "
-                f"the dataset holds {', '.join(map(repr, self.selection.arrays))}",
+                f"the dataset contains {', '.join(map(repr, self.selection.arrays))}",
                 hint="Store one array per model input under the input's name, or map arrays in preprocessing.inputs.",
                 input=tensor.name,
             )

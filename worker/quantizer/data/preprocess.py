@@ -84,7 +84,7 @@ class Transform:
         if len(values) != channels:
             told = "a varying number of" if channels is None else channels
             raise DatasetMismatchError(
-                f"input {tensor.name!r}: {word} holds {len(values)} values for {told} channels", input=tensor.name
+                f"input {tensor.name!r}: {word} has {len(values)} values for {told} channels", input=tensor.name
             )
         column = np.array(values, np.float64)
         return column.reshape(-1, 1, 1) if channels_first else column

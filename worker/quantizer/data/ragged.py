@@ -31,8 +31,9 @@ from worker.quantizer.data.stored import (
 # Four digits at least: fewer are common in names of tensors. More than nine number nothing that could be stored.
 _SAMPLE_NAME = re.compile(r"(.+)/([0-9]{4,9})", re.DOTALL)
 NUMBERING_HINT = (
-    "Number the samples of every array alike, NAME/0000, NAME/0001 and so on without a gap, all of one dtype and one "
-    "number of axes; or store one array NAME with all samples along its first axis."
+    "Number the samples of every array the same way, NAME/0000, NAME/0001 and so on without a gap, "
+    "all of one dtype and one number of axes; or store one array NAME with all samples along its "
+    "first axis."
 )
 
 
@@ -161,9 +162,9 @@ def _refusal(name: str, entries: list[tuple[int, ArraySource]]) -> str | None:
     first = entries[0][1]
     for place, (number, array) in enumerate(entries):
         if place and number == entries[place - 1][0]:
-            return f"holds sample {number} twice: {entries[place - 1][1].name!r} and {array.name!r}"
+            return f"contains sample {number} twice: {entries[place - 1][1].name!r} and {array.name!r}"
         if number != place:
-            return f"lacks sample {sample_name(name, place)!r}, though there is {array.name!r}"
+            return f"has no sample {sample_name(name, place)!r}, although there is {array.name!r}"
         if array.refusal:
             return f"has sample {array.name!r}, which {array.refusal}"
         if array.dtype != first.dtype:
@@ -180,7 +181,7 @@ def _as_sample(array: ArraySource) -> ArraySource:
         return replace(array, shape=(1, *array.shape))
     if isinstance(array, MemoryArray):
         return replace(array, values=array.values[np.newaxis])
-    raise TypeError(f"{array.name!r} is no array that is stored")
+    raise TypeError(f"{array.name!r} is not a stored array")
 
 
 def sample_name(name: str, number: int) -> str:

@@ -58,7 +58,10 @@ def select_arrays(stored: Mapping[str, ArraySource], preprocessing: Preprocessin
     missing = sorted(name for name in named if name not in stored)
     if missing:
         raise DatasetArraysError(
-            f"preprocessing names array {missing[0]!r}, which is not there; the dataset holds {_listed(stored)}",
+            (
+                f"preprocessing names array {missing[0]!r}, which the dataset does not contain; it contains "
+                f"{_listed(stored)}"
+            ),
             hint="Name one of the stored arrays in preprocessing.inputs.<input>.array.",
             pointer=_pointer(preprocessing, missing[0]),
             array=missing[0],
@@ -98,12 +101,12 @@ def _samples(
     if not pool and labels is not None:
         pool = {name: array for name, array in optional.items() if array.shape[0] == labels.shape[0]}
     if not pool and labels is not None and optional:
-        why = f", and no array has as many samples; the dataset holds {_listed(optional)}"
+        why = f", and no array has as many samples; the dataset contains {_listed(optional)}"
         raise _wrong_length(labels, why)
     if not pool:
         raise EmptyDatasetError(
-            "the dataset holds no numeric array that could feed a model input"
-            + (f"; it holds labels {labels.name!r}" if labels is not None else ""),
+            "the dataset contains no numeric array that could feed a model input"
+            + (f"; it contains labels {labels.name!r}" if labels is not None else ""),
             hint="Store one numeric array per model input, first axis = samples.",
             pointer="/arrays",
         )
@@ -114,15 +117,17 @@ def _samples(
         usual = max(lengths, key=lambda length: len(lengths[length]))
         other = next(length for length in lengths if length != usual)
         raise DatasetArraysError(
-            f"arrays differ in their first axis (samples): {lengths[usual][0]!r} holds {usual}, "
-            f"{lengths[other][0]!r} holds {other}{_missing(pool.values())}",
+            f"arrays differ in their first axis (samples): {lengths[usual][0]!r} has {usual}, "
+            f"{lengths[other][0]!r} has {other}{_missing(pool.values())}",
             hint="Give every array the same number of samples, or map the arrays to use in preprocessing.inputs.",
             pointer=array_pointer(lengths[other][0]),
             array=lengths[other][0],
         )
     (samples,) = lengths
     if samples == 0:
-        raise array_fault(EmptyDatasetError, next(iter(pool)), "holds zero samples", hint="Store at least one sample.")
+        raise array_fault(
+            EmptyDatasetError, next(iter(pool)), "contains zero samples", hint="Store at least one sample."
+        )
     return samples
 
 
@@ -134,7 +139,10 @@ def _label_array(
         return None
     if wanted not in stored:
         raise DatasetLabelsError(
-            f"preprocessing names labels {wanted!r}, which are not there; the dataset holds {_listed(stored)}",
+            (
+                f"preprocessing names labels {wanted!r}, which the dataset does not contain; it contains "
+                f"{_listed(stored)}"
+            ),
             pointer="/preprocessing/labels",
             array=wanted,
         )
@@ -154,7 +162,7 @@ def _label_array(
 
 def _wrong_length(labels: ArraySource, why: str) -> DatasetLabelsError:
     return DatasetLabelsError(
-        f"labels {labels.name!r} hold {labels.shape[0]} values{why}",
+        f"labels {labels.name!r} have {labels.shape[0]} values{why}",
         hint="Store one label per sample, or name the right array in preprocessing.labels.",
         pointer=LABELS_POINTER,
         array=labels.name,
@@ -247,7 +255,7 @@ def read_labels(array: ArraySource) -> np.ndarray[Any, np.dtype[np.int64]]:
     bad = np.flatnonzero(wide < 0)  # what is beyond int64 wraps around to negative
     if bad.size:
         raise DatasetLabelsError(
-            f"labels {array.name!r} hold {values[bad[0]]} at sample {int(bad[0])}; class numbers start at 0",
+            f"labels {array.name!r} contain {values[bad[0]]} at sample {int(bad[0])}; class numbers start at 0",
             hint="Leave samples without a class out; store numbers that are no classes as floats.",
             pointer=LABELS_POINTER,
             array=array.name,

@@ -172,7 +172,7 @@ class _MemoryReader:
 
 def cut_short(name: str, missing_bytes: int) -> DatasetFormatError:
     """The error of an array whose bytes are not all there."""
-    why, hint = f"is cut short: {missing_bytes} bytes are missing", "Write the file again and upload it anew."
+    why, hint = f"is truncated: {missing_bytes} bytes are missing", "Write the file again and upload it again."
     return array_fault(DatasetFormatError, name, why, hint=hint)
 
 

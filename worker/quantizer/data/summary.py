@@ -265,7 +265,7 @@ def _check_values(array: ArraySource, profiler: Profiler | None) -> None:
 
 
 def _not_finite(array: ArraySource, sample: int, value: str) -> NonFiniteDataError:
-    why, hint = f"holds {value} in sample {sample}", "Leave the sample out or repair it."
+    why, hint = f"contains {value} in sample {sample}", "Leave the sample out or repair it."
     return array_fault(NonFiniteDataError, array.name, why, hint=hint, sample=sample)
 
 

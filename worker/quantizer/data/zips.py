@@ -140,7 +140,7 @@ def _entries(raw: bytes, shift: int) -> Iterator[DirectoryEntry]:
         ) = unpack(raw, at)  # fmt: skip
         stop = at + head + name_bytes + extra_bytes
         if magic != b"PK\x01\x02" or stop + comment_bytes > end:
-            raise DirectoryError("its directory holds something that is no entry")
+            raise DirectoryError("its directory contains an invalid entry")
         stored = raw[at + head : at + head + name_bytes]
         try:
             name = stored.decode() if flags & _UTF8 or stored.isascii() else stored.decode("cp437")
@@ -234,7 +234,7 @@ def _refusing(rules: ZipRules) -> Iterator[None]:
     try:
         yield
     except DirectoryError as error:
-        raise DatasetFormatError(f"the archive is cut short or damaged: {error}", hint=rules.again) from None
+        raise DatasetFormatError(f"the archive is truncated or damaged: {error}", hint=rules.again) from None
     except DirectoryTooLargeError as error:
         raise DatasetFormatError(str(error), hint=rules.fewer) from None
 
@@ -244,9 +244,9 @@ def _check_entries(entries: list[DirectoryEntry], max_total_bytes: int, rules: Z
     for entry in entries:
         name = entry.name
         if name[:1] in ("", "/", "\\") or "\0" in name or (".." in name and _leads_out(name)):
-            raise rules.refusal(name, f"the archive holds a member with an unsafe name: {name!r}")
+            raise rules.refusal(name, f"the archive contains a member with an unsafe name: {name!r}")
         if name in seen:
-            raise rules.refusal(name, f"the archive holds member {name!r} twice")
+            raise rules.refusal(name, f"the archive contains member {name!r} twice")
         seen.add(name)
         if entry.flags & _ENCRYPTED:
             raise rules.refusal(name, f"member {name!r} is encrypted", "Store it without a password.")
@@ -298,7 +298,7 @@ def _locate(path: Path, descriptor: int, size: int, entry: DirectoryEntry, rules
     *_, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(raw)
     offset = entry.header_offset + _LOCAL_HEADER.size + name_bytes + extra_bytes
     if offset + entry.packed_bytes > size:
-        raise rules.refusal(name, f"member {name!r} is cut short")
+        raise rules.refusal(name, f"member {name!r} is truncated")
     deflated = entry.method == _DEFLATED
     if not deflated and entry.packed_bytes != entry.size_bytes:
         raise rules.refusal(name, f"member {name!r} declares two sizes")

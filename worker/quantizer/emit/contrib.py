@@ -132,7 +132,7 @@ def write_dynamic_lstm(model: ir.Model, node: ir.Node, plan: QuantizationPlan, n
     scales: list[ir.Value] = []
     for value in recurrent_weights(node):
         if value is None:
-            raise EngineError(f"node {node.name!r} lacks a weight", node=node.name)
+            raise EngineError(f"node {node.name!r} has no weight", node=node.name)
         stem = f"{name_of(value)}_of_{node_name(node)}"
         integers, scale, zero_point = _operands(name_of(value), parameters.weight(name_of(value)))
         weights.append(add_initializer(graph, names.free(f"{stem}_quantized"), integers))

@@ -362,7 +362,7 @@ class _Writer:
     def _too_old(self, what: str, needed: int) -> UnsupportedModelError:
         return UnsupportedModelError(
             f"{what} need opset {needed}, the model has {self._opset}",
-            hint=f"Export the model anew with opset {needed} or later.",
+            hint=f"Export the model again with opset {needed} or later.",
             opset=self._opset,
         )
 

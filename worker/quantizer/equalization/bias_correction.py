@@ -207,7 +207,7 @@ def take_sample(visit: Visit, linear: LinearNode, place: CorrectableBias, parame
             gathered.append(values if mask is None else values * mask)
     weight, bias = parameters.of(visit.node, 1), place.of(parameters)
     if weight is None:
-        raise ValueError(f"the weight of {visit.name!r} is no constant")
+        raise ValueError(f"the weight of {visit.name!r} is not constant")
     expected = _product(linear.matrix(weight.original), patches[0])
     found = _product(linear.matrix(weight.present), patches[1])
     if place.owner is visit.node:

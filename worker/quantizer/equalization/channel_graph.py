@@ -36,7 +36,9 @@ IN_INTERFACE = declare(
     "channels-in-interface", "the channels of {tensor!r} are those of an input or output of the network"
 )
 NOT_PASSED_ON = declare("channels-not-passed-on", "{op_type} {node!r} does not leave channels what they are")
-LIMITED_ABOVE = declare("channels-limited", "{node!r} limits what would be split: a part of a value has another limit")
+LIMITED_ABOVE = declare(
+    "channels-limited", "{node!r} limits the channels that would be split: part of a value needs another limit"
+)
 CHANNELS_UNKNOWN = declare("channels-of-unknown-axis", "the channels of {tensor!r} have no axis of known length")
 LAYER_UNFIT = declare("layer-cannot-be-split", "the channels of {op_type} {node!r} cannot be split: {why}")
 
@@ -312,11 +314,11 @@ class _RegionWalk:
         """Take a layer in at one of the region's ends, or within it if it is depthwise."""
         linear, why = linear_view(node), None
         if self._graph.flow(node) is None:
-            why = "it stands outside of what is quantized"
+            why = "it is outside the quantized part"
         elif linear is None or linear.stacked or not _is_held(linear.weight):
-            why = "its weight is no constant matrix"
+            why = "its weight is not a constant matrix"
         elif linear.bias is not None and not is_row(constant(linear.bias), linear.out_channels):
-            why = "its bias is no constant per channel"
+            why = "its bias is not constant per channel"
         elif not at_channels:
             why = "they are positions to it"
         elif linear.groups > 1 and not linear.groups == linear.in_channels == linear.out_channels:

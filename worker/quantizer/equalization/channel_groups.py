@@ -57,7 +57,7 @@ class ScalableLayer:
         """The weight; float32."""
         found = constant(self.node.inputs[1])
         if found is None:
-            raise ValueError(f"{self.node.name}: the weight is no constant")
+            raise ValueError(f"{self.node.name}: the weight is not constant")
         return found
 
     @property

@@ -237,7 +237,7 @@ def apply_folds(graph: ir.Graph, folds: Sequence[Fold], factors: np.ndarray, nam
     for fold in folds:
         array = constant(fold.node.inputs[fold.index])
         if array is None:
-            raise ValueError(f"input {fold.index} of {fold.node!r} is no constant")
+            raise ValueError(f"input {fold.index} of {fold.node!r} is not constant")
         _put(graph, fold.node, fold.index, fold.scaled(array, factors), names)
 
 

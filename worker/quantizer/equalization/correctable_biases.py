@@ -26,7 +26,7 @@ from worker.quantizer.refine.draft import Draft
 
 NOTHING_ADDED = "nothing constant is added to its result"
 PUTS_BACK_THE_MEAN = declare(
-    "puts-back-the-mean", "it puts back the mean that rounding took from the result before it", by_design=True
+    "puts-back-the-mean", "it restores the mean that rounding removed from the output before it", by_design=True
 )
 
 
@@ -47,7 +47,7 @@ class CorrectableBias:
         """The constant as it is now."""
         found = parameters.of(self.owner, self.index)
         if found is None:
-            raise ValueError(f"{self.initializer!r} is no constant")
+            raise ValueError(f"{self.initializer!r} is not constant")
         return found
 
     def add(self, parameters: Parameters, values: np.ndarray, shift: np.ndarray) -> None:

@@ -76,7 +76,7 @@ def apply_split(graph: ir.Graph, region: ChannelRegion, split: ChannelSplit, nam
         value, node = held.node.inputs[held.index], held.node
         array = constant(value)
         if array is None or value is None:
-            raise ValueError(f"input {held.index} of {node.name!r} is no constant")
+            raise ValueError(f"input {held.index} of {node.name!r} is not constant")
         replace_constant(graph, node, held.index, name_of(value), _taken(array, held, region.channels, split), names)
     for linear in region.depthwise:
         linear.node.attributes["group"] = ir.AttrInt64("group", split.taken.size)
@@ -116,7 +116,7 @@ LEFT_TO_EQUALIZATION = declare(
     by_design=True,
 )
 NO_TREATMENT = declare("outliers-left-alone", "no outlier channel could be treated")
-NONE_HELPED = declare("no-treatment-helped", "no treatment brings the outputs nearer to the float model")
+NONE_HELPED = declare("no-treatment-helped", "no treatment brings the outputs closer to the float model")
 ALREADY_NARROW = declare("outliers-split-already", "the channels of {tensor!r} are split with those of another tensor")
 NO_WIDER_TYPE = declare("no-wider-type", "{tensor!r} is {dtype}, which has no type of twice the bits")
 WIDER_REFUSED = declare("wider-type-refused", "{tensor!r} has to be {dtype} on target {target}")

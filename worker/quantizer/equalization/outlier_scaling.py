@@ -30,11 +30,13 @@ from worker.quantizer.preparation.prepare import Prepared
 from worker.quantizer.refine.channels import Outliers
 
 NO_WAY_FOR_SCALE = declare(
-    "no-way-for-scale", "no layers before and behind {tensor!r} can pass a scale on, and no matrix product reads it"
+    "no-way-for-scale", "no layers before and after {tensor!r} can pass a scale on, and no matrix product reads it"
 )
-NO_MUL_WANTED = declare("no-mul-wanted", "no constant before {tensor!r} can take the scale in, and a Mul is not wanted")
+NO_MUL_WANTED = declare(
+    "no-mul-wanted", "no constant before {tensor!r} can absorb the scale, and inserting a Mul is not allowed"
+)
 SCALE_LIMITED = declare(
-    "scale-limited", "a limit cuts the channels of {tensor!r} off, and it would have to be scaled with them: {why}"
+    "scale-limited", "a limit clips the channels of {tensor!r}, and it must be scaled with them: {why}"
 )
 SITE_REFUSED = declare("scale-refused", "{tensor!r} cannot be scaled: {why}")
 

@@ -48,7 +48,7 @@ _ROWS = 512
 
 SCALES_CHANNELS = declare(
     "scales-channels",
-    "it scales channels in front of the quantizer, so that they need less than one range",
+    "it scales channels before the quantizer, so that they need less than one range",
     by_design=True,
 )
 NO_PRODUCT = declare("no-product-to-smooth", "there is no quantized MatMul or Gemm with a constant weight")

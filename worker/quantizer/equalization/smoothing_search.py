@@ -121,10 +121,10 @@ def _site(
     folding = found if isinstance(found, Folding) else None
     refusal = None
     if any(_is_tied(node, plan) for node in nodes):
-        refusal = "a weight is a table of embeddings too, of which there would be two"
+        refusal = "a weight is also an embedding table, which would have to be duplicated"
     elif folding is None and _made_on_integers(value, channels.graph, plan):
         reason = "nothing before it can take the scale in" if alone else "other nodes read it too"
-        refusal = f"{reason}, and a Mul behind integers would only round twice"
+        refusal = f"{reason}, and a Mul after integers rounds twice"
     return SmoothableTensor(value, length, tuple(nodes), folding, refusal)
 
 
@@ -169,7 +169,7 @@ def weight_of(node: ir.Node) -> np.ndarray:
     """
     array = constant(node.inputs[1])
     if array is None:
-        raise ValueError(f"the weight of {node.name!r} is no constant")
+        raise ValueError(f"the weight of {node.name!r} is not constant")
     return array
 
 

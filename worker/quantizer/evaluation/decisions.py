@@ -135,7 +135,7 @@ def publish_samples(arrays: dict[str, Array], files: ExtraFiles, run: Run) -> No
     if files.has_room(file):
         files.add(file)
     else:
-        run.log(f"{FILE_NAME} is left out: there is no room for {file.size_bytes} bytes beside the model", "warning")
+        run.log(f"{FILE_NAME} is left out: not enough space for {file.size_bytes} bytes", "warning")
 
 
 def packed(arrays: dict[str, Array]) -> bytes:

@@ -33,7 +33,7 @@ ACCURACY_CLAUSES = ("max_drop", "min_value", "max_value", "min_sqnr_db", "goal",
 # The clauses about latency: the gate's own, and that of a search's budget.
 GATE_LATENCY, SEARCH_LATENCY = "max_latency_ratio", "budget.max_latency_ratio"
 # Why there is no interval, where that is all that is known.
-_UNTOLD = ": the samples are too few or do not differ, or it does not tell them apart"
+_UNTOLD = ": the samples are too few or do not differ, or the metric does not separate them"
 # More than anybody has: the figure lies on the limit.
 _MOST_SAMPLES = 10**9
 
@@ -182,7 +182,7 @@ def _decided(name: str, limit: float, reached: _Reached, gate: Gate, latency: La
     confidence = gate.confidence if interval is None else interval.confidence
     clause = clause.model_copy(update={"confidence": confidence})
     if interval is None:
-        why = f"no interval can be told for {reached.metric or 'this figure'} on this data"
+        why = f"no confidence interval for {reached.metric or 'this figure'} on this data"
         return _undecided(clause, why + (": the samples do not differ" if reached.alike else _UNTOLD))
     within, beyond = interval.high <= limit, interval.low > limit
     if name.startswith("min_"):
@@ -190,13 +190,14 @@ def _decided(name: str, limit: float, reached: _Reached, gate: Gate, latency: La
     if within or beyond:
         return clause.model_copy(update={"holds": within})
     told = (
-        f"the {interval.confidence:.4g} interval [{interval.low:.4g}, {interval.high:.4g}] holds the limit {limit:.4g}"
+        f"the {interval.confidence:.4g} interval [{interval.low:.4g}, {interval.high:.4g}] contains the "
+        f"limit {limit:.4g}"
     )
     if reached.samples is None:
-        return _undecided(clause, f"{told}: {interval.samples} runs cannot tell")
+        return _undecided(clause, f"{told}: {interval.samples} runs cannot decide it")
     bound = interval.high if reached.got <= limit else interval.low
     needed = samples_needed(reached.got, limit, bound, reached.samples)
-    why = f"{told}: {reached.samples} samples cannot tell"
+    why = f"{told}: {reached.samples} samples cannot decide it"
     return _undecided(clause, why, needed)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from service.contracts.changes import ratio_words
 from service.contracts.evaluation import Gate
 from service.contracts.report import (
     AlgorithmFigures,
@@ -81,19 +82,19 @@ def choose(candidates: Sequence[FallbackModel]) -> tuple[FallbackModel, str]:
     planned, float_ = candidates[0], candidates[-1]
     held = [candidate for candidate in candidates if candidate.holds]
     if not held:
-        return planned, "the quantized model is returned as planned: no model holds the gate's other conditions"
+        return planned, "the quantized model is returned as configured: no model meets the other conditions of the gate"
     quantized = [
         candidate for candidate in held if candidate is not float_ and (candidate.is_faster or not float_.holds)
     ]
     if not quantized:
-        return float_, "the float model is returned: no quantized one that holds the other conditions is surely faster"
+        return float_, (
+            "the float model is returned: no quantized model that meets the other conditions is significantly faster"
+        )
     best = min(quantized, key=lambda candidate: candidate.ratio)
-    told = (
-        f"it takes {best.ratio:.3g} times as long as the float model, the least of all that hold the other conditions"
-    )
+    told = f"{ratio_words(best.ratio)} than the float model, the fastest that meets the other conditions"
     if best is planned:
-        return best, f"the quantized model is returned as planned: {told}"
-    return best, f"the quantized model is returned without the Q/DQ pairs that cost more than they save: {told}"
+        return best, f"the quantized model is returned as configured: {told}"
+    return best, f"the quantized model is returned without Q/DQ pairs that cost more than they save: {told}"
 
 
 def falling_back(
@@ -191,8 +192,8 @@ class _Choice:
         if config.mode != "static":
             return f"mode {config.mode} puts no Q/DQ pairs on activations"
         if TARGETS[config.target].whole:
-            return f"target {config.target} wants the whole network on integers"
-        return "what is left in float would be float16" if config.has_float16 else None
+            return f"target {config.target} needs the whole network in integers"
+        return "the rest of the network is float16" if config.has_float16 else None
 
     def _taken_off(self) -> tuple[list[PairPlacement], list[RegionFigures]]:
         draft = self._planned.draft
@@ -315,7 +316,7 @@ def _because(clause: GateClause) -> str:
     where = "" if clause.interval is None else f" [{clause.interval.low:.3g}, {clause.interval.high:.3g}]"
     got = "nothing" if clause.got is None else f"{clause.got:.3g}"
     verb = "breaks" if clause.holds is False else "may break"
-    return f"the quantized model {verb} max_latency_ratio {clause.wanted:g}: it takes {got}{where} times as long"
+    return f"the quantized model {verb} max_latency_ratio {clause.wanted:g}: latency ratio {got}{where}"
 
 
 def _of_float(report: Report, gate: Gate) -> Report:

@@ -231,8 +231,8 @@ def _untried(region: QdqRegion, why: str) -> RegionFigures:
 
 SLOWER_QUANTIZED = declare(
     "slower-quantized",
-    "measured on this machine, its Q/DQ pairs take more time than its integers save",
-    hint="Set on_fail of the gate to report to have it quantized all the same.",
+    "on this machine, its Q/DQ pairs cost more time than its integers save",
+    hint="Set on_fail of the gate to report to quantize it anyway.",
 )
 
 

@@ -73,7 +73,7 @@ class SampleGatherer:
     @property
     def notes(self) -> list[str]:
         """Where samples lay that did not fit into memory, for the report."""
-        return [f"the samples of {self._on_disk} layers lay on disk"] if self._on_disk else []
+        return [f"the samples of {self._on_disk} layers were kept on disk"] if self._on_disk else []
 
     def forget(self) -> None:
         """Remove the files of the last block."""

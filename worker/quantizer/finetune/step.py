@@ -70,7 +70,7 @@ class FinetuneProgress:
         if self.refused:
             parts.append(f"{self.refused} taken back, as the error of the whole network rose")
         if self.resumed:
-            parts.append(f"{self.resumed} taken over from an earlier attempt or job")
+            parts.append(f"{self.resumed} reused from an earlier attempt or job")
         if self.by_gradients:
             names = ", ".join(self.by_gradients)
             parts.append(f"{names} by gradients, as second moments would take more time than these, or too much memory")

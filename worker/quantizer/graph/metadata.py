@@ -171,8 +171,8 @@ def _fate(name: str, gone: Mapping[str, UploadedNode], makers: Mapping[str, ir.N
 
 REGION = "quantmill.region"
 _STUBS = "Quantized regions are bounded by QuantStub and DeQuantStub: move the stubs so that they enclose it."
-OUTSIDE_REGIONS = declare("outside-regions", "it stands outside the quantized regions", hint=_STUBS)
-ACROSS_BORDER = declare("across-border", "the border of a quantized region runs through what would be one", hint=_STUBS)
+OUTSIDE_REGIONS = declare("outside-regions", "it is outside the quantized regions", hint=_STUBS)
+ACROSS_BORDER = declare("across-border", "the border of a quantized region cuts it", hint=_STUBS)
 
 
 def region_of(node: ir.Node | None) -> str | None:

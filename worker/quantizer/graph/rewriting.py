@@ -31,8 +31,8 @@ from worker.quantizer.graph.values import (
 
 # What a preparation pass gives back.
 
-NOTHING_TO_CHANGE = declare("nothing-to-change", "the model holds nothing that the pass is about")
-NODES_STAY = declare("nodes-stay", "each node that the pass is about stays as it was, for a reason of its own")
+NOTHING_TO_CHANGE = declare("nothing-to-change", "the model contains nothing for this pass")
+NODES_STAY = declare("nodes-stay", "every node of this pass is unchanged, for its own reason")
 # Reasons named one by one; a report must not grow with the model.
 _NAMED_AT_MOST = 50
 

@@ -365,7 +365,7 @@ def model_digest(model: ir.Model) -> bytes:
 
 def _too_large() -> UnsupportedModelError:
     return UnsupportedModelError(
-        "with its weights the model is larger than 2 GB, which a single ONNX file cannot hold",
-        hint="A float model may be larger, with external data; what is made of it has to fit into one file. "
+        "with its weights the model is larger than 2 GB, the limit of a single ONNX file",
+        hint="A float model may be larger, with external data; the quantized one has to fit into one file. "
         "Quantize more of its weights, or to fewer bits.",
     )

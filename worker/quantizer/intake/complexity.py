@@ -82,7 +82,7 @@ def check_outline(data: bytes) -> None:
         if error.name is None:
             raise not_onnx() from None
         raise NotOnnxError(
-            f"the file is cut short: {error.missing} bytes are missing at its end, in field {error.name!r}",
+            f"the file is truncated: {error.missing} bytes are missing at its end, in field {error.name!r}",
             hint="Upload the file again; compare its size and sha256 with the original.",
             rule="length",
             field=error.name,
@@ -123,7 +123,7 @@ def damaged(why: str, rule: str) -> NotOnnxError:
         why: in words.
         rule: of the wire format or of ONNX that is broken.
     """
-    return NotOnnxError(f"the file is damaged: {why}", hint="Export the model again and upload it anew.", rule=rule)
+    return NotOnnxError(f"the file is damaged: {why}", hint="Export the model again and upload it again.", rule=rule)
 
 
 def _fields(data: bytes | memoryview | mmap.mmap, at: int, end: int) -> Iterator[tuple[int, int, int]]:
@@ -172,7 +172,7 @@ MAX_CALL_DEPTH = 32
 # What unfolding functions may add: so many nodes, and so many for each node of the file.
 FREE_UNFOLDED_NODES, UNFOLDED_PER_NODE = 10_000, 16
 MAX_UNFOLDED_BYTES = 1 << 30
-_HINT = "Simplify the model, or split it; what is counted is told with the limits of models in the documentation."
+_HINT = "Simplify or split the model; the documentation lists the limits of models."
 # Messages that hold none, or none that count; to list the fields of a tensor would be to copy its bytes.
 _LEAVES = frozenset({"OperatorSetIdProto", "StringStringEntryProto", "TensorProto"})
 FunctionKey = tuple[str, str, str]
@@ -313,7 +313,7 @@ def _too_complex(limit: str, found: int, most: int, **where: Any) -> TooComplexE
     """The error for a limit that is broken; where counting stopped there, ``found`` is the least that there is."""
     words = limit.replace("_", " ")
     return TooComplexError(
-        f"the model has more than {most} {words}: {found}, counted before anything is made of it",
+        f"the model has more than {most} {words}: {found}",
         hint=_HINT,
         limit=limit,
         most=most,

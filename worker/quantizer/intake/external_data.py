@@ -56,7 +56,9 @@ def check_tensor(tensor: onnx.TensorProto) -> None:
         count = math.prod(tensor.dims) * per_element
         expected = -(-count * bits // 8) if bits < 8 else count
     if got != expected:
-        raise _bad_tensor(tensor.name, f"its shape {list(tensor.dims)} needs {expected} {unit}, the file holds {got}")
+        raise _bad_tensor(
+            tensor.name, f"its shape {list(tensor.dims)} needs {expected} {unit}, the file contains {got}"
+        )
 
 
 def tensor_bytes(data_type: int, dims: Sequence[int], name: str) -> int:

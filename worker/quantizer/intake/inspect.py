@@ -68,7 +68,7 @@ def check_weights(model: ir.Model) -> None:
             index = _first_non_finite(value)
             if index is not None:
                 raise ModelError(
-                    f"{_words(node)} has a weight {value.name!r} that holds NaN or Inf, first at {index}",
+                    f"{_words(node)} has a weight {value.name!r} that contains NaN or Inf, first at {index}",
                     hint="Repair the weight (training may have diverged) and export the model again.",
                     node=node.name or None,
                     op_type=node.op_type,
@@ -123,8 +123,8 @@ def _words(node: ir.Node) -> str:
 
 # Domains whose operators onnxruntime's CPU build knows.
 KNOWN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
-_EXPORT_AGAIN = "Export the model again with standard ONNX operators and an opset that this runtime knows."
-_SAME_NAMES = "ONNX allows it, but this runtime does not: give every node a name of its own, or none."
+_EXPORT_AGAIN = "Export the model again with standard ONNX operators and an opset that this runtime supports."
+_SAME_NAMES = "ONNX allows it, this runtime does not: give every node a unique name, or none."
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ def read_file(path: Path) -> bytes:
         size = path.stat().st_size
         if size > MAX_FILE_BYTES:
             raise NotOnnxError(
-                f"the file has {size} bytes; an ONNX file holds at most {MAX_FILE_BYTES}",
+                f"the file has {size} bytes; the limit of an ONNX file is {MAX_FILE_BYTES}",
                 hint="Store the weights as external data.",
             )
         return path.read_bytes()
@@ -96,8 +96,8 @@ def _check_text(proto: onnx.ModelProto) -> None:
     for word in _words(proto):
         if not isinstance(word, str):
             raise NotOnnxError(
-                f"the file is damaged: it holds a name that is not UTF-8 text ({word!r})",
-                hint="Export the model again and upload it anew.",
+                f"the file is damaged: it contains a name that is not UTF-8 text ({word!r})",
+                hint="Export the model again and upload it again.",
             )
 
 
@@ -139,7 +139,7 @@ def to_ir(proto: onnx.ModelProto, folder: Path) -> ir.Model:
         while cause.__cause__ is not None:
             cause = cause.__cause__
         raise UnsupportedModelError(
-            f"the model holds something that cannot be represented: {cause}",
+            f"the model contains something that cannot be represented: {cause}",
             hint="Export the model again with a current exporter and opset.",
         ) from None
     for graph in (model.graph, *(function.graph for function in model.functions.values())):

@@ -108,7 +108,7 @@ def _exported(program: ExportedProgram) -> ir.Model:
     except Exception as error:
         raise ProgramError(
             f"the program has no ONNX form: {_said_by(error)}",
-            hint="Use operators that torch.onnx.export(dynamo=True) knows, or export to ONNX yourself.",
+            hint="Use operators that torch.onnx.export(dynamo=True) supports, or export to ONNX yourself.",
             pointer="/files/0",
         ) from error
     finally:
@@ -187,7 +187,7 @@ def _check_equal(wanted: Sequence[np.ndarray[Any, Any]], found: Sequence[Any]) -
         if sqnr_db < least:
             raise ProgramError(
                 f"output {k} of the ONNX model differs from the program's on its example inputs: {sqnr_db:.1f} dB",
-                hint="Export to ONNX yourself by quantmill.torch.export, which tells more.",
+                hint="Export to ONNX with quantmill.torch.export, which reports more details.",
                 pointer="/files/0",
                 output=k,
             )

@@ -43,5 +43,5 @@ def provenance_faults(path: Path, report: Report) -> tuple[str, ...]:
         faults.append("the report's manifest is not the one that its manifest_sha256 was taken of")
     sha256 = file_sha256(path)
     if sha256 != manifest.output_sha256:
-        faults.append(f"the model's sha256 is {sha256}; the report tells of {manifest.output_sha256}")
+        faults.append(f"the model's sha256 is {sha256}; the report describes {manifest.output_sha256}")
     return tuple(faults)

@@ -117,7 +117,7 @@ def _read(state: Path) -> dict[str, StoredArray]:
         head = stream.read(9)
     if not looks_like_safetensors(head, state.stat().st_size):
         raise StateError(
-            f"{state.name} is no .safetensors file",
+            f"{state.name} is not a .safetensors file",
             pointer=_FILE,
             hint="Write it by safetensors.torch.save_file(module.state_dict(), path).",
         )
@@ -147,7 +147,7 @@ def _marked_names(value: ir.Value) -> tuple[str, ...]:
         names = None
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise StateError(
-            f"initializer {value.name!r} of the skeleton has metadata {STATE_NAMES} that is no list of names",
+            (f"initializer {value.name!r} of the skeleton has metadata {STATE_NAMES} that is not a list of names"),
             pointer="/skeleton_model_id",
             hint="Export the skeleton again by quantmill.torch.export.",
         )
@@ -195,11 +195,12 @@ def _check_finite(parameter: _Parameter, values: Array, converted: Array) -> Non
     if overflown.any():
         at = _first(overflown)
         raise _RefusedTensorError(
-            "tensor-range", f"holds {values[tuple(at)]:g} at {at}, which {parameter.dtype.numpy().name} cannot hold"
+            "tensor-range",
+            f"contains {values[tuple(at)]:g} at {at}, which {parameter.dtype.numpy().name} cannot represent",
         )
     odd &= np.isfinite(parameter.value.const_value.numpy())
     if odd.any():
-        raise _RefusedTensorError("tensor-not-finite", f"holds NaN or Inf, first at {_first(odd)}")
+        raise _RefusedTensorError("tensor-not-finite", f"contains NaN or Inf, first at {_first(odd)}")
 
 
 def _first(places: Array) -> list[int]:

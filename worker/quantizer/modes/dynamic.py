@@ -111,7 +111,10 @@ RECURRENCE_NOT_DYNAMIC = declare(
 )
 RECURRENCE_BATCH_FIRST = declare(
     "recurrence-batch-first",
-    "its weights are stored quantized, its recurrence computes in float: DynamicQuantizeLSTM knows no layout 1",
+    (
+        "its weights are stored quantized, its recurrence computes in float: DynamicQuantizeLSTM does "
+        "not support layout 1"
+    ),
     hint="Export the model with batch_first=False, or with Transpose nodes around the layer.",
 )
 
@@ -145,7 +148,7 @@ def plan_dynamic(graph: ir.Graph, config: QuantizationConfig, facts: NodeFacts, 
         planned = plan.weights[name_of(weight)]
         if node.op_type == "Conv" and planned.granularity != PER_TENSOR and not planned.spec.symmetric:
             planned.granularity = PER_TENSOR
-            plan_log.note(f"{entry.name}: ConvInteger knows one zero point, so its asymmetric weight has one scale")
+            plan_log.note(f"{entry.name}: ConvInteger supports one zero point, so its asymmetric weight has one scale")
     plan.weights = {name: weight for name, weight in plan.weights.items() if name in used}
     return plan
 
@@ -164,7 +167,7 @@ def _recurrent(node: ir.Node, plan: QuantizationPlan, plan_log: PlanLog) -> list
         planned = plan.weights[name]
         if planned.granularity != PER_TENSOR and not planned.spec.symmetric:
             planned.granularity = PER_TENSOR
-            told = "DynamicQuantizeLSTM knows one zero point, so its asymmetric weight has one scale"
+            told = "DynamicQuantizeLSTM supports one zero point, so its asymmetric weight has one scale"
             plan_log.note(f"{node_name(node)}: {told}")
     return names
 
@@ -221,7 +224,7 @@ def _replace(
 ) -> None:
     source, weight = node.inputs[0], node.inputs[1]
     if source is None or weight is None:
-        raise EngineError(f"node {node.name!r} lacks an input", node=node.name)
+        raise EngineError(f"node {node.name!r} has no input", node=node.name)
     made: list[ir.Node] = []
     if name_of(source) not in quantized:
         quantized[name_of(source)] = _quantize_input(source, names, made)

@@ -25,7 +25,7 @@ from worker.quantizer.refine.draft import Case, Draft, Filled
 from worker.quantizer.refine.values import NO_FLOAT32, kept_wide, opset_of_graph, out_of_range, refused
 from worker.quantizer.run.services import Services
 
-NO_DATA = "there is no calibration data: whether values leave the range of float16 was not looked at"
+NO_DATA = "there is no calibration data: values beyond the range of float16 were not checked"
 
 
 def plan_float16(graph: ir.Graph, config: QuantizationConfig, facts: NodeFacts, plan_log: PlanLog) -> QuantizationPlan:

@@ -91,7 +91,7 @@ def _check_opset(name: str, opset: int) -> None:
     if opset < lowest:
         raise EngineError(
             f"{name} activations need opset {lowest}, the model has {opset}",
-            hint=f"Export the model anew with opset {lowest} or later.",
+            hint=f"Export the model again with opset {lowest} or later.",
             opset=opset,
         )
 

@@ -33,7 +33,7 @@ class Kind(Enum):
     """What an operator does to channels."""
 
     LINEAR = "makes new channels of all that it reads"
-    NORMALIZED = "scales and shifts each channel by parameters of its own"
+    NORMALIZED = "scales and shifts each channel by its own parameters"
     MOVED = "moves elements, or leaves some out"
     REPEATED = "repeats elements"
     ELEMENTWISE = "computes each element from one element"

@@ -243,7 +243,7 @@ def product_view(node: ir.Node) -> LinearNode:
         UnsupportedLayerError: it is none.
     """
     if not is_linear(node):
-        raise UnsupportedLayerError(f"{node.op_type} is no linear operator")
+        raise UnsupportedLayerError(f"{node.op_type} is not a linear operator")
     linear = linear_view(node)
     if linear is None or linear.stacked:
         rank = len(_shape_of(node.inputs[1]) or ())

@@ -60,10 +60,10 @@ class Float16(Enum):
 class Reconstruction(Enum):
     """What a unit of AdaRound or AdaQuant does with the operator (see ``finetune/blocks.py``)."""
 
-    WEIGHT = "its weight is rounded anew"
+    WEIGHT = "its weight is rounded again"
     NORM = "its scales are learned"
     FOLLOWS = "it ends a layer's unit"
-    INSIDE = "it may stand inside a block"
+    INSIDE = "it may be inside a block"
 
 
 # A function of tensors, or the name of one in torch.nn.functional.

@@ -234,7 +234,7 @@ def _wanted_by_readers(
             root = source[name_of(value)]
             if wanted.setdefault(root, spec) != spec:
                 told = f"not the input_activation of {entry.name!r} counts"
-                plan_log.note(f"tensor {name_of(value)!r} is read by others too: {told}")
+                plan_log.note(f"tensor {name_of(value)!r} has other readers: {told}")
     return wanted
 
 

@@ -57,7 +57,7 @@ CONSTANT_OPERAND = declare(
 )
 CONSTANT_NOT_FINITE = declare(
     "constant-not-finite",
-    "a constant operand is empty or holds NaN or Inf",
+    "a constant operand is empty or contains NaN or Inf",
     hint=TRAINING_FAULT,
 )
 DATA_NOT_FLOAT32 = declare("data-not-float32", "it does not move float32 data")
@@ -66,7 +66,7 @@ LIMITS_NOT_CONSTANT = declare(
 )
 SLOPE_UNUSABLE = declare(
     "slope-unusable",
-    "its slope is not constant, or holds NaN or Inf",
+    "its slope is not constant, or contains NaN or Inf",
     hint=TRAINING_FAULT,
 )
 POOL_DILATED = declare(
@@ -188,7 +188,7 @@ def _mover_reason(node: ir.Node) -> Reason | None:
 #
 # The border of a quantized region counts as one.
 
-_FLOAT_ANYWAY = "Nothing: it lies where the network is float anyway."
+_FLOAT_ANYWAY = "Nothing: the network around it is in float anyway."
 NOT_FED = declare("not-fed-by-quantized", "no quantized node feeds it", hint=_FLOAT_ANYWAY, by_design=True)
 NOT_READ = declare("not-read-by-quantized", "no quantized node reads its result", hint=_FLOAT_ANYWAY, by_design=True)
 _BOUNDED = (Role.ARITHMETIC, Role.UNARY, Role.TRANSPARENT)

@@ -49,12 +49,12 @@ WEIGHT_NOT_CONSTANT = declare(
 )
 WEIGHT_NOT_FINITE = declare(
     "weight-not-finite",
-    "its weight is empty or holds NaN or Inf",
+    "its weight is empty or contains NaN or Inf",
     hint=TRAINING_FAULT,
 )
 BIAS_FLOAT_ASKED = declare("bias-float-asked-for", "bias dtype is float32")
 BIAS_NOT_CONSTANT = declare("bias-not-constant", "the bias is not constant")
-BIAS_NOT_FINITE = declare("bias-not-finite", "the bias is empty or holds NaN or Inf", hint=TRAINING_FAULT)
+BIAS_NOT_FINITE = declare("bias-not-finite", "the bias is empty or contains NaN or Inf", hint=TRAINING_FAULT)
 BIAS_SCALED = declare("bias-scaled", "alpha or beta differs from 1")
 BIAS_NOT_PER_CHANNEL = declare("bias-not-per-channel", "the bias has shape {shape}, not one value per channel")
 BIAS_NEEDS_INTEGER_WEIGHT = declare(

@@ -246,7 +246,7 @@ class Parameters:
     def _array(self, initializer: str) -> np.ndarray:
         array = constant(self._graph.initializers[initializer])
         if array is None:
-            raise EngineError(f"parameter {initializer!r} is no constant", tensor=initializer)
+            raise EngineError(f"parameter {initializer!r} is not constant", tensor=initializer)
         return array
 
     def _entry(self, node: ir.Node, index: int) -> WeightPlan | BiasPlan | None:

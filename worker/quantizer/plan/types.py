@@ -253,7 +253,7 @@ SHAPES = "Nothing: it computes shapes or indices; with preparation.fixed_shapes 
 NO_INTEGER_KERNEL = declare(
     "no-integer-kernel",
     "{target} has no integer kernel for {op_type}",
-    hint="Replace the operator by one that the target knows, or leave it in float.",
+    hint="Replace the operator by one that the target supports, or leave it in float.",
 )
 SHAPE_ARITHMETIC = declare(
     "shape-arithmetic", "{target} has no integer kernel for {op_type}", hint=SHAPES, by_design=True

@@ -33,15 +33,15 @@ from worker.quantizer.ops.table import Sign, operator
 
 SHARED_INPUT = declare("shared-input", "its input is read elsewhere too")
 NO_LINEAR_BEFORE = declare("no-linear-before", "it does not follow a Conv, ConvTranspose or Gemm")
-OTHER_GRAPH = declare("other-graph", "it stands in another graph")
+OTHER_GRAPH = declare("other-graph", "it is in another graph")
 WEIGHT_BEFORE_NOT_CONSTANT = declare("weight-before-not-constant", "the weight before it is not constant")
 WEIGHT_BEFORE_NOT_FLOAT32 = declare("weight-before-not-float32", "the weight before it is not a float32 constant")
 BIAS_BEFORE_NOT_PER_CHANNEL = declare("bias-before-not-per-channel", "the bias before it is not a constant per channel")
 OPERAND_NOT_PER_CHANNEL = declare("operand-not-per-channel", "its other operand is not a constant per channel")
 PARAMETERS_NOT_PER_CHANNEL = declare("parameters-not-per-channel", "its parameters are not constants per channel")
-NOT_AFFINE = declare("not-affine", "it is no affine map")
+NOT_AFFINE = declare("not-affine", "it is not an affine map")
 TRAINING_MODE = declare("training-mode", "it is in training mode")
-FOLDED_NOT_FINITE = declare("folded-not-finite", "the folded weight or bias would not be finite")
+FOLDED_NOT_FINITE = declare("folded-not-finite", "the folded weight or bias is not finite")
 
 
 @dataclass(frozen=True)

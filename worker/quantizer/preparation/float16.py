@@ -11,7 +11,7 @@ from service.contracts.reason import declare
 from worker.quantizer.graph.rewriting import PassOutcome
 from worker.quantizer.graph.values import name_of
 
-NO_FLOAT16 = declare("no-float16", "the model holds no float16")
+NO_FLOAT16 = declare("no-float16", "the model contains no float16")
 _HALF, _FLOAT = ir.DataType.FLOAT16, ir.DataType.FLOAT
 _TYPE_ATTRIBUTES = ("to", "dtype")  # of Cast; of EyeLike, RandomNormal ...
 

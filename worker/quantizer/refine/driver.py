@@ -337,7 +337,7 @@ def _both_ways(
     with toolkit.services.stages.stage(f"{step.method} acceptance"):
         before, after = judge.score(plain[-1]), judge.score(changed[-1])
         worse = judge.worse(changed[-1], plain[-1])
-    summary = f"judged with all steps behind it: {tried.change.summary}"
+    summary = f"judged with all later steps: {tried.change.summary}"
     decided = Tried(
         draft if worse else tried.draft, replace(tried.change, summary=summary), not worse, before, after, worse
     )

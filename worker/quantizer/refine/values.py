@@ -43,15 +43,15 @@ from worker.quantizer.statistics.ranges import Extent, Extents, extent_of
 
 MASKED = declare(
     "masked",
-    "its values reach {largest}, which stands for none (a mask, a filling): integers would keep nothing of the others",
-    hint="Mask with a number that is small beside the scores, such as -20.",
+    ('its values reach {largest}, which means "none" (a mask, a fill value): integers would lose all other values'),
+    hint="Mask with a small number relative to the scores, such as -20.",
 )
 NO_VALUES = declare(
     "no-values", "a tensor that it reads or makes is empty on all calibration data", hint="Add data that fills it."
 )
 DIVISOR = declare(
     "divisor",
-    "integers would round {tensor}, by which is divided, to 0: it goes down to {smallest}, and up to {largest}",
+    "integers would round the divisor {tensor} to 0: it goes down to {smallest}, and up to {largest}",
     hint="Limit it from below, by a Clip or a larger epsilon.",
 )
 
@@ -287,22 +287,22 @@ BEYOND_HALF = declare(
     "what it reads or makes reaches {largest:.3g}, and float16 ends at 65504",
     hint="Scale the tensor down in the model, or leave the node in float32.",
 )
-CONSTANT_BEYOND_HALF = declare("constant-beyond-float16", "a constant of it lies beyond 65504, where float16 ends")
+CONSTANT_BEYOND_HALF = declare("constant-beyond-float16", "one of its constants is beyond 65504, the largest float16")
 BELOW_HALF = declare(
     "below-float16",
-    "what it reads or makes does not exceed {largest:.3g}, where float16 has hardly a digit left",
+    "its inputs or outputs do not exceed {largest:.3g}, where float16 loses almost all precision",
     hint="Scale the tensor up in the model, or leave the node in float32.",
 )
 CONSTANT_BELOW_HALF = declare("constant-below-float16", "a constant of it is too small for float16, which makes it 0")
 FLOOR_BEYOND_HALF = declare(
     "floor-beyond-float16",
-    "of a row of zeros it would read or make {value:.3g}, which float16 does not hold",
-    hint="Guard with a larger term: 1e-6 and more float16 holds.",
+    "for a row of zeros it would read or compute {value:.3g}, which float16 cannot represent",
+    hint="Guard with a larger term: float16 represents 1e-6 and more.",
 )
 FATAL_FUSION = declare(
     "fatal-float16-fusion",
-    "onnxruntime would merge it with the MatMul behind it, and fail at that in float16",
-    hint="Transpose behind the MatMul, or leave the node in float32.",
+    "onnxruntime would merge it with the MatMul after it, and fails at that in float16",
+    hint="Transpose after the MatMul, or leave the node in float32.",
 )
 REFUSED_AS_HALF = declare("refused-as-float16", "onnxruntime does not run it in float16: {words}")
 _MOST_REFUSALS = 32

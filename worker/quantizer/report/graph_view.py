@@ -74,7 +74,7 @@ def graph_file(graph: ir.Graph, run: Run, grids: Grids = MappingProxyType({})) -
         return None
     data = graph_view(graph, grids).to_bytes()
     if len(data) > MOST_BYTES:
-        run.log(f"{GRAPH_FILE} is left out: it would have {len(data)} bytes, more than {MOST_BYTES}", "warning")
+        run.log(f"{GRAPH_FILE} is left out: it has {len(data)} bytes, more than {MOST_BYTES}", "warning")
         return None
     return ExtraFile(GRAPH_KIND, GRAPH_FILE, "application/json", data)
 

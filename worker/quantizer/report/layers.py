@@ -181,7 +181,7 @@ def hidden_histograms_note(rows: Sequence[LayerFigures]) -> str | None:
     quantized = sum(row.reason is None for row in rows)
     if quantized <= _MOST_HISTOGRAMS:
         return None
-    return f"histograms are given for the {_MOST_HISTOGRAMS} quantized rows of the lowest SQNR, of {quantized}"
+    return f"histograms are given for the {_MOST_HISTOGRAMS} quantized layers with the lowest SQNR, of {quantized}"
 
 
 def _with_bytes(rows: Sequence[LayerFigures], prepared: ir.Model, emitted: ir.Model) -> list[LayerFigures]:
@@ -324,7 +324,7 @@ def with_latency(
         CanceledError: the run was canceled.
     """
     if is_large(done.emitted.model) or done.content.size_bytes > sizes.WEIGHT_BYTES or done.content.path is not None:
-        return tuple(layers), "the latency of single layers was not measured: the model is too large to profile"
+        return tuple(layers), "the latency of layers was not measured: the model is too large to profile"
     batch = next(iter(case.reference.batches(1, last=1)))
     nhwc = () if done.plan.is_empty else done.prepared.nhwc_inputs
     with tempfile.TemporaryDirectory(prefix="quantmill-profile-") as folder:

@@ -84,7 +84,10 @@ def ranges_svg(changes: Iterable[RangeChange]) -> bytes:
         magnitudes = [_point(row.tensor, _magnitude(row.before), _magnitude(row.after)) for row in own]
         spreads = [_point(row.tensor, row.spread_before, row.spread_after) for row in own]
         for column, (points, what) in enumerate(
-            ((magnitudes, "largest magnitude"), (spreads, "widest channel beside the median one"))
+            (
+                (magnitudes, "largest magnitude"),
+                (spreads, "widest channel over the median one"),
+            )
         ):
             place = {"transform": f"translate({column * _RANGES_WIDTH} {line * _RANGES_HEIGHT})"}
             panel = ElementTree.SubElement(root, "g", place)

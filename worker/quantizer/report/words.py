@@ -37,7 +37,7 @@ _ENDED = {
     "epochs": "all its epochs were done",
     "steps": "all its steps were done",
     "seconds": "its time was up",
-    "diverged": "the loss was no number any more",
+    "diverged": "the loss was not finite",
     "patience": "no better epoch came (patience)",
 }
 
@@ -57,7 +57,7 @@ def training_words(figures: TrainingFigures) -> str:
     epochs, steps = (0, 0) if last is None else (last.epoch, last.steps)
     parts = [
         f"trained {_count(epochs, 'epoch')} ({_count(steps, 'step')}) on {_count(figures.samples, 'sample')} with "
-        f"{figures.validation_samples} held back ({figures.device})",
+        f"{figures.validation_samples} held out ({figures.device})",
         _best(figures),
         f"learning rate {figures.learning_rate:g}",
         f"it ended because {_ENDED[figures.ended]}",
@@ -115,14 +115,14 @@ def report_notes(
         specs = [spec for k, spec in data.preprocessing.inputs.items() if (spec.array or k) == name]
         if array.dtype == "uint8" and specs and all(spec.is_identity for spec in specs):
             notes.append(
-                f"array {name!r} is fed as it is stored, 0 to 255: give scale, mean and std if the model wants less"
+                f"array {name!r} is fed as stored, 0 to 255: set scale, mean and std if the model needs other values"
             )
     notes += _label_notes(comparison, data) + _metric_notes(comparison)
     if plan.is_empty:
         return tuple(notes)
     sqnr_db = comparison.fidelity.sqnr_db
     notes += [
-        f"output {name!r} of the float model holds NaN or Inf: its distance has no figure"
+        f"output {name!r} of the float model contains NaN or Inf: no distance is measured"
         for name in comparison.non_finite
     ]
     if sqnr_db is not None and sqnr_db < POOR_SQNR_DB:
@@ -169,10 +169,11 @@ def _label_notes(comparison: ModelComparison, data: OpenDataset) -> list[str]:
     if comparison.labels_used:
         return list(label_notes(labels))
     if labels.are_classes:
-        return ["the labels were not used: the first output holds no class scores for them"]
+        return ["the labels are not used: the first output has no class scores"]
     return [
-        f"the labels were not used: array {labels.array!r} ({labels.dtype}{list(labels.shape or ())}) does not hold "
-        "one class number per sample; declare a metric that takes it, with ignore_index where it is padded"
+        f"the labels are not used: array {labels.array!r} ({labels.dtype}{list(labels.shape or ())}) does "
+        "not contain one class number per sample; declare a metric for it, with ignore_index where it is "
+        "padded"
     ]
 
 
@@ -236,7 +237,7 @@ def calibration_notes(case: Case) -> list[str]:
         if case.evaluation is None:
             told = "both models were compared on random inputs: every figure of fidelity is about noise"
         notes = [
-            f"RANDOM DATA, NO ACCURACY: {ranges}, and {told}; quantize with real data before anybody uses the model"
+            (f"RANDOM DATA, ACCURACY UNKNOWN: {ranges}, and {told}; quantize with real data before using the model")
         ]
         if case.calibration.made_up:
             shapes = ", ".join(f"{name} {list(shape)}" for name, shape in case.calibration.made_up.items())
@@ -246,7 +247,7 @@ def calibration_notes(case: Case) -> list[str]:
     if config.random_calibration is not None:
         notes.append("random_calibration was not needed: a calibration dataset is given")
     if wanted is not None and wanted > available:
-        notes.append(f"calibration_samples is {wanted}, but the dataset holds only {available}: all of them were used")
+        notes.append(f"calibration_samples is {wanted}, the dataset contains {available}: all of them are used")
     return notes
 
 
@@ -300,8 +301,8 @@ def large_note(content: ModelContent) -> str | None:
     if content.path is None:
         return None
     whose = "neither model" if content.size_bytes > sizes.PACKED_BYTES else "not the float model"
-    told = f"weights were mapped from files and read anew for each run, and {whose} had them packed for kernels"
-    beside = "" if content.data is None else f"; its weights are in {content.data.name}, which belongs beside it"
+    told = f"weights are memory-mapped and read again for each run, and {whose} packs them for kernels"
+    beside = "" if content.data is None else f"; its weights are in {content.data.name}, keep it next to the model"
     return f"the model is large: {told}, so figures elsewhere may differ{beside}"
 
 
@@ -334,7 +335,7 @@ def growth_words(done: QuantizedDraft, before: ModelFigures, after: ModelFigures
         ),
     ]
     told = [words for size, words in sorted(causes, key=lambda cause: -cause[0]) if size > 0]
-    return f"the quantized model is not smaller: {'; '.join(told) or 'nothing in it takes fewer bytes'}"
+    return f"the quantized model is not smaller: {'; '.join(told) or 'nothing in it needs fewer bytes'}"
 
 
 def _initializers(model: ir.Model) -> dict[str, ir.Value]:

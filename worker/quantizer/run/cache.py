@@ -113,7 +113,7 @@ class Cache:
             return
         path = self._path(self._root, key)
         if self._limit is not None and HEADER_BYTES + len(data) > self._limit:
-            self._run.log(f"{len(data)} bytes are not cached: the cache may hold {self._limit}")
+            self._run.log(f"{len(data)} bytes are not cached: the limit of the cache is {self._limit}")
             return
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

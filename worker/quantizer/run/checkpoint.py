@@ -171,7 +171,7 @@ class CheckpointStore:
         try:
             return decode(data)
         except (ValueError, TypeError, LookupError) as error:
-            self._run.log(f"the checkpoint {name!r} is not used: it holds something else: {error}", "warning")
+            self._run.log(f"checkpoint {name!r} is not used: unexpected content: {error}", "warning")
             return None
 
     def _find(self, key: str, name: str) -> bytes | None:

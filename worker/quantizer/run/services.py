@@ -70,14 +70,14 @@ class ExtraFiles:
                 raise ValueError(f"{file.kind} ({file.filename}) collides with {other.kind} ({other.filename})")
         if len(self._files) >= MAX_FILES:
             raise EngineError(
-                f"The run gives more than {MAX_FILES} files beside its model.",
-                hint="Ask for fewer candidates or analyses in one job.",
+                f"The run creates more than {MAX_FILES} files besides its model.",
+                hint="Request fewer candidates or analyses in one job.",
             )
         self._taken += file.size_bytes
         if self._limit is not None and self._taken > self._limit:
             raise ResourceLimitError(
-                f"The files beside the model take {self._taken} bytes; {self._limit} are allowed.",
-                hint="Ask for fewer candidates or analyses in one job, or raise QUANTMILL_EXTRA_BYTES.",
+                f"The files besides the model need {self._taken} bytes; the limit is {self._limit}.",
+                hint="Request fewer candidates or analyses in one job, or raise QUANTMILL_EXTRA_BYTES.",
                 resource="disk",
             )
         self._files.append(file)

@@ -49,12 +49,12 @@ def failed_run(
     if any(mark in text.lower() for mark in _BOUNDS):
         found = _INDEX.search(reason)
         culprit: dict[str, Any] = _fed_value(int(found["index"]), feeds, start) if found else {}
-        told = f"; input {culprit['input']!r} holds it" if culprit else ""
+        told = f"; it is in input {culprit['input']!r}" if culprit else ""
         told += f" in sample {culprit['sample']}" if "sample" in culprit else ""
         return DatasetMismatchError(
             words + told,
-            hint="The data holds an index (a token or class number) that the model has no row for: check the "
-            "vocabulary that the data was made with.",
+            hint="The data contains an index (a token or class number) beyond the model's table: check the "
+            "vocabulary of the data.",
             **where,
             **culprit,
         )
@@ -75,7 +75,7 @@ def failed_run(
             **where,
         )
     return UnsupportedModelError(
-        words, hint="The model cannot run on data of its own input shape: export it again, and try it.", **where
+        words, hint="The model does not run on data of its own input shape: export it again.", **where
     )
 
 

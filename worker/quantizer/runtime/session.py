@@ -117,7 +117,7 @@ def providers_of(device: str) -> list[Any]:
     if kind in ("auto", "cpu"):
         return ["CPUExecutionProvider"]
     raise DeviceNotThereError(
-        f"device {device!r} is not there: this onnxruntime has {', '.join(there)}",
+        f"device {device!r} is not available: this onnxruntime has {', '.join(there)}",
         hint="Set infer_device to auto or cpu, or install the onnxruntime that is built for that GPU.",
     )
 

@@ -77,7 +77,7 @@ class _RecipeSearch:
         self._spec = spec
         self._trials, self._finalists = trials, trials.finalists
         self._timed = timed
-        self._ended_by = "every recipe that the search knows was tried"
+        self._ended_by = "all recipes of the search were tried"
 
     def run(self) -> Finalist:
         """The best finalist. Behind the deadline no trial is finished but the first one, which there always is."""

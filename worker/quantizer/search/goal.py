@@ -183,7 +183,7 @@ class GoalEvaluator:
         source = self._case.source
         told = f": {why}" if why else ""
         return InvalidConfigError(
-            f"the goal names the metric {self._goal.metric!r}, which the {source} data does not give{told}",
+            f"the goal names metric {self._goal.metric!r}, which the {source} data does not provide{told}",
             hint="Give labels, declare the metric in evaluation.metrics, or use a goal of kind distance.",
         )
 

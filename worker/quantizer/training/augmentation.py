@@ -109,7 +109,7 @@ def _shape_fault(spec: Augmentation, shape: tuple[Axis, ...]) -> tuple[str, str]
         return "axis", f"axis {spec.axis} is that of samples"
     length = shape[spec.axis]
     if isinstance(length, int) and spec.steps >= length:
-        return "steps", f"{spec.steps} steps leave nothing of an axis of {length}"
+        return "steps", f"{spec.steps} steps leave nothing of an axis of length {length}"
     return None
 
 

@@ -89,7 +89,7 @@ class OutputFacts:
         several. With ``labelled`` a loss compares the output with class labels.
         """
         if axis is None or values.ndim <= axis:
-            return "mse", "it holds no scores of several classes"
+            return "mse", "it has no scores of several classes"
         metric = self.classification(output)
         if metric is not None:
             return "kl", f"metric {metric.name} reads classes from it"
@@ -106,9 +106,9 @@ class OutputFacts:
                 return "kl", "the dataset's class labels belong to it"
             return "mse", "the dataset's class labels do not belong to it"
         if self.metrics or self.labels_name is not None or values.ndim != 2 or values.shape[1] < _LEAST_COLUMNS:
-            return "mse", "nothing tells that it holds scores of classes"
+            return "mse", "nothing shows that it contains class scores"
         if bool(((values >= 0) & (values <= 1)).all()) and not are_probabilities(values, axis):
-            return "mse", "it holds shares that do not sum to 1"
+            return "mse", "it contains shares that do not sum to 1"
         return "kl", f"its {values.shape[1]} columns look like scores of classes"
 
     def _reads(self, metric: Metric, output: str) -> bool:

@@ -118,7 +118,7 @@ class LossTerm(ABC):
             told = f"did you mean {near!r}?" if near else f"its outputs: {', '.join(map(repr, names)) or 'none'}"
             raise self.unfit(place, f"the model has no output {found!r}; {told}")
         if tensor.dtype not in FLOATS:
-            raise self.unfit(place, f"output {found!r} holds {tensor.dtype}, which no gradient flows through")
+            raise self.unfit(place, f"output {found!r} is {tensor.dtype}, which has no gradient")
         return tensor.name
 
     def _array(self, name: str | None, place: str, arrays: Arrays) -> np.ndarray[Any, Any]:
@@ -162,11 +162,11 @@ class CrossEntropyTerm(LossTerm):
         values = _with_samples(teacher.outputs[self.output])
         labels = self._array(self._spec.labels, "labels", arrays)
         if labels.dtype.kind not in "iub":
-            raise self.unfit("labels", f"the labels hold {labels.dtype}; class numbers are integers")
+            raise self.unfit("labels", f"the labels are {labels.dtype}; class numbers are integers")
         self.axis = self._class_axis(tuple(values.shape), labels.shape)
         self._labels(values, arrays)
         self._probabilities = are_probabilities(values, self.axis)
-        return [f"output {self.output!r} holds probabilities: their logarithms are the scores"] * self._probabilities
+        return [f"output {self.output!r} contains probabilities: use their logarithms as scores"] * self._probabilities
 
     def value(self, student: Tensors, teacher: Tensors, arrays: Arrays) -> Tensor:
         """Cross-entropy in nats."""
@@ -281,7 +281,7 @@ class DistillationTerm(LossTerm):
         for k, name in enumerate(self.inner):
             values = teacher.inner.get(name)
             if values is None or not values.is_floating_point():
-                told = "is not there" if values is None else "holds no floats"
+                told = "does not exist" if values is None else "contains no floats"
                 raise self.unfit(f"tensors/{k}", f"the inner tensor {name!r} {told}")
             self._variances[name] = variance_of(values)
         return notes
@@ -312,11 +312,11 @@ class DistillationTerm(LossTerm):
             return [f"output {name!r}: mean square distance over the variance{why}"] if why else []
         if axis is None or values.ndim <= axis:
             place = "divergence" if self._spec.outputs is None else f"outputs/{k}"
-            raise self.unfit(place, f"output {name!r} of shape {list(values.shape)} holds no scores of several classes")
+            raise self.unfit(place, f"output {name!r} of shape {list(values.shape)} has no scores of several classes")
         found = _OutputComparison(axis, are_probabilities(values, axis))
         self._compared[name] = found
         notes = [f"output {name!r}: Kullback-Leibler divergence{why}"] if why else []
-        return notes + [f"output {name!r} holds probabilities: their logarithms are the scores"] * found.probabilities
+        return notes + [f"output {name!r} contains probabilities: use their logarithms as scores"] * found.probabilities
 
     def _distance(self, how: _OutputComparison, student: Tensor, teacher: Tensor) -> Tensor:
         if how.axis is None:

@@ -151,7 +151,7 @@ class TrainingSamples:
     @property
     def notes(self) -> tuple[str, ...]:
         """Where samples lie that do not fit into memory, for the report."""
-        return () if self._folder is None else ("the samples of the training lay on disk",)
+        return () if self._folder is None else ("the training samples were kept on disk",)
 
     def batch(self, numbers: np.ndarray) -> Minibatch:
         """The samples of these numbers, in this order.
@@ -253,8 +253,8 @@ class TrainingSamples:
         there = int(shutil.disk_usage(folder).free * _DISK_SHARE) if limit is None else limit
         if wanted > there:
             raise ResourceLimitError(
-                f"The {self.count} samples of the training take {wanted} bytes, which fit neither into memory nor into "
-                f"the {there} bytes that they may take on disk.",
+                f"The {self.count} training samples need {wanted} bytes, which fit neither in memory nor in the "
+                f"{there} bytes allowed on disk.",
                 hint="Set data_size to fewer samples, or give the job more memory.",
                 resource="disk",
             )

@@ -238,7 +238,7 @@ class _Trainer:
 
         count = self._networks.unfold(batches())
         if not count:
-            return "no convolution with a bias of its own has a weight on integers: none is normalized by batches"
+            return "no convolution with its own bias has an integer weight: batch statistics are not used"
         return f"{count} convolutions were normalized by batches, and folded for the last third"
 
     def _not_unfolded(self, why: str, remedy: str) -> InvalidConfigError:

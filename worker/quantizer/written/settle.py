@@ -165,7 +165,7 @@ class _Settling:
     def _untried(self) -> str | None:
         """Why the model is not tried; None if it is."""
         if not isinstance(self._first.content.runnable, bytes):
-            return "it is too large to be held twice"
+            return "it is too large to be loaded twice"
         if self._first.emitted.model.graph.num_nodes() > _MOST_NODES:
             return "it has too many nodes"
         return None if self._outputs else "none of its outputs can be compared"
@@ -302,8 +302,8 @@ def _words(tensor: str, found: _FoundDifference) -> str:
         return f"{tensor}: onnxruntime's optimizations fail there ({trouble}); written otherwise"
     apart = found.apart
     return (
-        f"{tensor}: onnxruntime's optimizations compute it otherwise than the model says ({apart.optimized} instead of "
-        f"{apart.plain} at output {apart.output}); written otherwise"
+        f"{tensor}: onnxruntime's optimizations change it ({apart.optimized} instead of {apart.plain} at "
+        f"output {apart.output}); written in another form"
     )
 
 

@@ -52,7 +52,7 @@ def test_what_helped_stands_first_and_nothing_is_tried_once_it_is_mended(tmp_pat
     assert first.figure.after is not None and first.figure.after > 20.0
     figures = [advice.figure.after for advice in report.advice if advice.helped and advice.figure is not None]
     assert figures == sorted(figures, key=lambda after: -(after or 0.0))
-    assert any("what was tried before mends it" in advice.message for advice in report.advice)
+    assert any("an earlier trial fixes the loss" in advice.message for advice in report.advice)
     assert watched.stages[-1] == [stage.name for stage in report.stages][-1] == "advice"
     # without seconds the same advice is listed, and untried
     untried = quantized(tmp_path, advice_seconds=0)

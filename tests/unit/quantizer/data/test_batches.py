@@ -92,7 +92,7 @@ def test_batch_sizes_that_contradict_and_arrays_that_are_not_there_are_refused()
     with pytest.raises(DatasetMismatchError, match=r"1 .*'steps'.* and 4 "):
         choose_batch_size([tensor("x", 4, 3), tensor("steps", dtype="int64")], dataset, 1)
     dataset, inputs = ArrayDataset({"x": floats(5, 3)}), [tensor("x", "n", 3)]
-    with pytest.raises(DatasetMismatchError, match=r"'y' has no array 'y'; the dataset holds 'x'"):
+    with pytest.raises(DatasetMismatchError, match=r"'y' has no array 'y'; the dataset contains 'x'"):
         dataset.batches([tensor("y", "n", 3)], 1)
     for name, says in ((None, "no labels"), ("boxes", "no array 'boxes'")):
         with pytest.raises(DatasetMismatchError, match=says):
@@ -325,20 +325,20 @@ def test_names_with_fewer_digits_are_names_of_plain_arrays(tmp_path: Path) -> No
 
 ROW = np.ones((2, 3), np.float32)
 REFUSED = [
-    ({"x/0000": ROW, "x/0002": ROW}, "'x' lacks sample 'x/0001', though there is 'x/0002'"),
-    ({"x/999999999": ROW}, "'x' lacks sample 'x/0000', though there is 'x/999999999'"),
-    ({**samples(2, 3), "x/00001": ROW}, "holds sample 1 twice: 'x/0001' and 'x/00001'"),
+    ({"x/0000": ROW, "x/0002": ROW}, "'x' has no sample 'x/0001', although there is 'x/0002'"),
+    ({"x/999999999": ROW}, "'x' has no sample 'x/0000', although there is 'x/999999999'"),
+    ({**samples(2, 3), "x/00001": ROW}, "contains sample 1 twice: 'x/0001' and 'x/00001'"),
     ({**samples(2, 3), "labels/0001": np.int64(1)}, "'labels/0000'"),
     ({**samples(2, 3, 4), **samples(2, 3, name="y")}, "'y/0002' is missing"),
-    ({**samples(2, 3), "labels": np.arange(3)}, "labels 'labels' hold 3 values for 2 samples; 'x/0002' is missing"),
+    ({**samples(2, 3), "labels": np.arange(3)}, "labels 'labels' have 3 values for 2 samples; 'x/0002' is missing"),
     ({**samples(2, 2), "x": np.ones((2, 2, 3), np.float32)}, "stored whole, and sample by sample ('x/0000'), too"),
     ({**samples(2, 2), "x/0002": np.ones((2, 3))}, "dtype: 'x/0000' is float32, 'x/0002' is float64"),
     ({**samples(2, 2), "x/0002": ROW[0]}, "number of axes: 'x/0000' has 2, 'x/0002' has 1"),
     ({**samples(2, 2), "x/0002": np.asfortranarray(ROW)}, "'x/0002', which is stored in Fortran order"),
-    ({**samples(2, 2), "x/0002": np.array([[None]], object)}, "'x/0002', which holds pickled Python objects"),
+    ({**samples(2, 2), "x/0002": np.array([[None]], object)}, "'x/0002', which contains pickled Python objects"),
     ({f"x/{k:04d}": np.ones((2, 2), np.complex64) for k in range(2)}, "has dtype complex64"),
     ({f"x/{k:04d}": np.ones((0, 3), np.float32) for k in range(2)}, "[0, 3], without a single element"),
-    ({**samples(2, 2, 3), "x/0003": np.full((2, 3), np.nan, np.float32)}, "holds nan in sample 3"),
+    ({**samples(2, 2, 3), "x/0003": np.full((2, 3), np.nan, np.float32)}, "contains nan in sample 3"),
 ]
 
 

@@ -62,7 +62,7 @@ def test_non_finite_values_are_found_and_located(tmp_path: Path, dtype: str, val
     values = np.ones((3000, 700), dtype)  # several blocks; -Inf beside nothing above 0 is a mask
     values[2345, 17] = value
     values[2346, 0] = np.nan
-    with pytest.raises(NonFiniteDataError, match=f"array 'x' holds {word} in sample 2345") as caught:
+    with pytest.raises(NonFiniteDataError, match=f"array 'x' contains {word} in sample 2345") as caught:
         inspect_dataset(saved(tmp_path, x=values), PLAIN)
     assert caught.value.where == {"array": "x", "sample": 2345}
 
@@ -177,21 +177,21 @@ def fault(path: Path, spec: PreprocessingSpec = PLAIN) -> DatasetError:
     return caught.value
 
 
-MISSING = "which is not there; .*'labels' int64\\[4\\], 'x' float32\\[4, 2\\]"
+MISSING = "which the dataset does not contain; .*'labels' int64\\[4\\], 'x' float32\\[4, 2\\]"
 FAULTS = [
     # values
     ({"x": NAN}, PLAIN, "/arrays/x", "non-finite-data", "nan in sample 1"),
     ({"a/b~c": NAN}, PLAIN, "/arrays/a~1b~0c", "non-finite-data", "nan in sample 1"),
     ({"x": GOOD, "labels": NAN[:, 0]}, PLAIN, "/arrays/labels", "non-finite-data", "nan in sample 1"),
     # lengths
-    ({"x": GOOD[:0]}, PLAIN, "/arrays/x", "dataset-empty", "'x' holds zero samples"),
+    ({"x": GOOD[:0]}, PLAIN, "/arrays/x", "dataset-empty", "'x' contains zero samples"),
     ({}, PLAIN, "/arrays", "dataset-empty", "no numeric array"),
     ({"labels": np.arange(4)}, PLAIN, "/arrays", "dataset-empty", "no numeric array.*'labels'"),
     ({"x": np.zeros((3, 0), np.float32)}, PLAIN, "/arrays/x", "dataset-arrays", "without a single element"),
-    ({"x": GOOD, "y": GOOD, "z": GOOD[:3]}, PLAIN, "/arrays/z", "dataset-arrays", "'x' holds 4, 'z' holds 3"),
+    ({"x": GOOD, "y": GOOD, "z": GOOD[:3]}, PLAIN, "/arrays/z", "dataset-arrays", "'x' has 4, 'z' has 3"),
     ({"x": GOOD, "y": GOOD[:3]}, mapped(a="x", b="y"), "/arrays/y", "dataset-arrays", "differ"),
     ({"x": GOOD, "t": np.zeros(3, np.int64)}, PreprocessingSpec(labels="t"), "/labels", "dataset-labels", "3"),
-    ({"x": GOOD, "labels": np.arange(9)}, mapped(a="x"), "/labels", "dataset-labels", "hold 9 values for 4 samples"),
+    ({"x": GOOD, "labels": np.arange(9)}, mapped(a="x"), "/labels", "dataset-labels", "have 9 values for 4 samples"),
     # types that are refused unless a mapping leaves them out
     *(
         ({"x": GOOD, "odd": values}, spec, "/arrays/odd", "dataset-arrays", "'odd'")
@@ -214,7 +214,13 @@ FAULTS = [
     ({"x": GOOD, "labels": np.array([0, 1, -1, 0])}, PLAIN, "/labels", "dataset-labels", "-1 at sample 2"),
     ({"x": GOOD, "labels": np.array([0, 1, 2, 2**64 - 1], np.uint64)}, PLAIN, "/labels", "dataset-labels", "sample 3"),
     # what the preprocessing names
-    ({"x": GOOD}, PreprocessingSpec(labels="t"), "/preprocessing/labels", "dataset-labels", "'t', which are not there"),
+    (
+        {"x": GOOD},
+        PreprocessingSpec(labels="t"),
+        "/preprocessing/labels",
+        "dataset-labels",
+        "'t', which the dataset does not contain",
+    ),
     (
         {"x": GOOD, "labels": np.arange(4)},
         mapped(**{"in/put": "y"}),

@@ -188,7 +188,7 @@ def test_sizes_are_held_against_what_is_there_and_what_memory_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = archive_of(tmp_path / "x.npz", x=header("<f4", (1 << 20, 1 << 20), b"\0" * 64))
-    with pytest.raises(DatasetFormatError, match="holds 64"):
+    with pytest.raises(DatasetFormatError, match="contains 64"):
         open_dataset(path, PLAIN)
     path = archive_of(tmp_path / "x.npz", x=npy(np.zeros((64, 4096), np.uint8)))
     assert open_dataset(path, PLAIN, max_total_bytes=1 << 20).samples == 64
@@ -254,7 +254,7 @@ def test_more_members_than_are_accepted_are_refused_whatever_the_record_says(tmp
 
 @pytest.mark.parametrize(
     ("field", "value", "says"),
-    [(-10, 1 << 12, "not where it is said"), (-6, 1 << 20, "not where it is said"), (-10, 90, "no entry")],
+    [(-10, 1 << 12, "not where it is said"), (-6, 1 << 20, "not where it is said"), (-10, 90, "an invalid entry")],
     ids=["size", "offset", "cut"],
 )
 def test_a_record_that_leads_elsewhere_is_refused(tmp_path: Path, field: int, value: int, says: str) -> None:

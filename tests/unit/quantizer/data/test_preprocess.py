@@ -144,9 +144,9 @@ NHWC, NCHW = {"layout": "NHWC"}, {"layout": "NCHW"}
         ("uint8", "uint8", HALF, (6, 4), "takes uint8; stored uint8"),
         *(("uint8", word, InputSpec(), (6, 4), "only numeric") for word in ("string", "other", "no-such-type")),
         ("uint8", "float32", InputSpec(**NHWC), (4, 8, 8), "layout NHWC"),
-        ("uint8", "float32", InputSpec(**NHWC, mean=(1.0, 2.0)), (4, 8, 8, 3), "mean holds 2 values for 3"),
-        ("uint8", "float32", InputSpec(**NCHW, std=(1.0, 2.0)), (4, 3, 8, 8), "std holds 2 values for 3"),
-        ("uint8", "float32", InputSpec(mean=(1.0, 2.0)), (4, 2), "mean holds 2 values for 0"),
+        ("uint8", "float32", InputSpec(**NHWC, mean=(1.0, 2.0)), (4, 8, 8, 3), "mean has 2 values for 3"),
+        ("uint8", "float32", InputSpec(**NCHW, std=(1.0, 2.0)), (4, 3, 8, 8), "std has 2 values for 3"),
+        ("uint8", "float32", InputSpec(mean=(1.0, 2.0)), (4, 2), "mean has 2 values for 0"),
     ],
 )
 def test_lossy_casts_and_specs_that_do_not_fit_are_refused(

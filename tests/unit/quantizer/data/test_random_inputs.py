@@ -119,8 +119,8 @@ def quantized(folder: Path, model: onnx.ModelProto, data: Any = None, **settings
 def test_the_report_says_so_loudly_and_the_verdict_claims_nothing(tmp_path: Path) -> None:
     gate = {"gate": {"max_size_bytes": 10**9}}
     report = quantized(tmp_path, network(), random_calibration={"samples": 4}, evaluation=gate).report
-    assert report.notes[0].startswith("RANDOM DATA, NO ACCURACY")
-    assert report.summary.startswith("on random data, which tells nothing of accuracy")
+    assert report.notes[0].startswith("RANDOM DATA, ACCURACY UNKNOWN")
+    assert report.summary.startswith("on random data (accuracy unknown)")
     assert report.fidelity.source == "random"
     assert report.metrics == ()
     assert (report.manifest.calibration_sha256, report.manifest.calibration_preprocessing) == (None, None)
@@ -134,7 +134,7 @@ def test_ranges_follow_the_ranges_that_were_given(tmp_path: Path) -> None:
     found = report.tensor_ranges["x"]
     assert (found.minimum, found.maximum) == (pytest.approx(-2.0, abs=0.1), pytest.approx(6.0, abs=0.1))
     report = quantized(tmp_path, model, preset="int8_dynamic").report  # takes no ranges, and needs no data
-    assert report.notes[0].startswith("RANDOM DATA, NO ACCURACY: there was no data")
+    assert report.notes[0].startswith("RANDOM DATA, ACCURACY UNKNOWN: there was no data")
 
 
 IMAGE = {"w": normal(4, 3, 3, 3)}

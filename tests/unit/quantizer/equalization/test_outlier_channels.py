@@ -196,7 +196,11 @@ def test_higher_bits_stay_when_the_network_is_planned_anew_and_a_target_of_8_bit
 @pytest.mark.parametrize(
     ("text", "weights", "told"),
     [
-        ("Clip(a, zero, six)", {"zero": np.float32(0), "six": np.float32(600)}, "limits what would be split"),
+        (
+            "Clip(a, zero, six)",
+            {"zero": np.float32(0), "six": np.float32(600)},
+            "limits the channels that would be split",
+        ),
         ("Sigmoid(a)", {}, "Sigmoid"),
         ("Mul(a, a)", {}, "Mul"),
         ("BatchNormalization(a, s, t, t, s)", {"s": np.ones(C, np.float32), "t": np.zeros(C, np.float32)}, None),

@@ -198,15 +198,15 @@ def report(folder: Path, text: str, weights: dict[str, np.ndarray], x: np.ndarra
 
 def test_a_report_speaks_of_decisions_where_there_are_any(tmp_path: Path) -> None:
     told = report(tmp_path, LOGITS, W, normal(12, 4, 2))
-    assert "same decision on" in told.summary and told.summary.startswith("on calibration data: ")
+    assert "top-1 agreement" in told.summary and told.summary.startswith("on calibration data: ")
     assert told.fidelity.top1_agreement is not None
     one = report(tmp_path, LOGITS, {"w": np.abs(W["w"]) * np.eye(8, dtype=np.float32)[0] * 9}, np.abs(normal(12, 4, 2)))
-    assert "same decision" not in one.summary, "all of one class: nothing decides"
+    assert "top-1 agreement" not in one.summary, "all of one class: nothing decides"
     text = "(float[N,8] x) => (float[N,8] y) { t = Gemm(x, w) r = Relu(t) y = Gemm(r, w) }"  # an autoencoder
     told = report(tmp_path, text, W, normal(12, 8))
     assert told.fidelity.top1_agreement is None
     assert [output.top1_agreement for output in told.fidelity.outputs] == [None]
-    assert "same decision" not in told.summary
+    assert "top-1 agreement" not in told.summary
     gate = {"metric": "top1_agreement", "min_value": 0}
     asked = report(tmp_path, text, W, normal(12, 8), evaluation={"gate": gate})
     assert asked.fidelity.top1_agreement is not None

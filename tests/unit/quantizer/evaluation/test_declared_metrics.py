@@ -97,7 +97,7 @@ def test_without_declared_metrics_all_is_as_ever(tmp_path: Path) -> None:
     assert report.summary.startswith("top-1 ") and (report.verdict, report.gate) == ("none", ())
     report = run(tmp_path, {}, {"x": X, "labels": TARGETS}).report  # which nothing takes
     assert report.quantized.metrics == {}
-    assert any("'labels' (float32[60, 3]) does not hold one class number" in note for note in report.notes)
+    assert any("'labels' (float32[60, 3]) does not contain one class number" in note for note in report.notes)
 
 
 def test_a_metric_without_value_and_labels_that_do_not_fit_are_told(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ LATE[-1] = 5  # the very last label
         ({"kind": "top1", "output": "q"}, {"labels": LABELS}, "output", "no output 'q'"),
         ({"kind": "top1"}, {}, "labels", "needs labels"),
         ({"kind": "top1", "labels": "truht"}, {"truth": LABELS}, "labels", "did you mean 'truth'?"),
-        ({"kind": "top1", "labels": "targets"}, {"targets": TARGETS}, "labels", "needs integers"),
+        ({"kind": "top1", "labels": "targets"}, {"targets": TARGETS}, "labels", "integers are needed"),
         ({"kind": "rmse", "labels": "targets"}, {"targets": TARGETS}, "labels", r"but the output is \[1, 5\]"),
         ({"kind": "top1", "labels": "late"}, {"late": LATE}, "labels", "label 5 is no class"),
         ({"kind": "top1"}, {"labels": LATE}, "labels", r"labels lie in \[0, 5\]; output 'y' has classes \[0, 4\]"),

@@ -235,13 +235,13 @@ def test_an_undecided_clause_says_how_many_samples_it_takes_and_why() -> None:
     assert clause.interval == interval(-0.5, 1.5)
     clause = judged(Gate(max_drop=1.0, confidence=0.95))[1]["max_drop"]
     assert clause.samples_needed == 1600
-    assert clause.why is not None and "400 samples cannot tell" in clause.why
+    assert clause.why is not None and "400 samples cannot decide it" in clause.why
     on_the_limit = judged(Gate(max_drop=0.5, confidence=0.95))[1]["max_drop"]
     assert on_the_limit.holds is None and on_the_limit.samples_needed is None
     # what has no interval is undecided where one is asked for
     word, clauses = judged(Gate(max_drop=1.0, confidence=0.9), span=None)
     assert (word, clauses["max_drop"].confidence) == ("undecided", 0.9)
-    assert "no interval can be told for top1" in clauses["max_drop"].why and "too few" in clauses["max_drop"].why
+    assert "no confidence interval for top1" in clauses["max_drop"].why and "too few" in clauses["max_drop"].why
     alike = judged(Gate(max_drop=1.0, confidence=0.9), span=None, p_value=1.0)[1]["max_drop"]
     assert alike.holds is None and alike.why.endswith("the samples do not differ")
     # a broken clause fails whatever is undecided

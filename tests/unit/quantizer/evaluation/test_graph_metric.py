@@ -112,7 +112,7 @@ def refused(metric: dict[str, Any], outputs: Any = None, labels: Any = None, **o
 @pytest.mark.parametrize(
     ("body", "place", "says"),
     [
-        (TOP1.replace("labels", "marks"), "inputs", "nothing feeds the graph's input 'marks'"),
+        (TOP1.replace("labels", "marks"), "inputs", "the graph's input 'marks' has no source"),
         ("(float[N,C] y) => (float a, float b, float c) { a, b, c = Split<axis=0>(y) }", "graph", "a sum and a count"),
         ("(float[N,C] y) => (float[2] s) { s = Shape(y) }", "graph", "shape [2], not a scalar's"),
         ("(float[N,C] y) => (bool s) { s = IsNaN(y) }", "graph", "holds bool"),
@@ -274,7 +274,7 @@ def test_a_distance_gets_the_float_output_first() -> None:
 
 
 def test_a_function_that_is_not_there_or_returns_no_number(tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfigError, match="returned str, no number"):
+    with pytest.raises(InvalidConfigError, match="returned str, not a number"):
         quantized(tmp_path, {"mine": lambda outputs: "many"}, declared())
     report = quantized(tmp_path, {"mine": lambda outputs: float("nan")}, declared()).report
     assert report.metrics[0].quantized is None

@@ -157,7 +157,7 @@ def test_conditions_and_seconds_decide_who_may_be_returned(tmp_path: Path, timed
     assert told.candidates[0].holds is False
     smallest = quantized(tmp_path, max_size_bytes=1).report.fallback
     assert smallest is not None and smallest.chosen.kind == "planned"
-    assert "no model holds" in smallest.reason
+    assert "no model meets" in smallest.reason
     # without seconds only the planned and the float model are compared
     timed(by_elementwise)
     told = quantized(tmp_path, seconds=0).report.fallback

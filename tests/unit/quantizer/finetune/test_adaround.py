@@ -165,7 +165,7 @@ def test_both_solvers_go_on_to_the_same_bytes(tmp_path: Path, monkeypatch: pytes
     store = CheckpointStore(tmp_path)
     found = [rounded(num_iterations=50, store=store)[1] for _ in range(2)]
     assert found[1].draft.emitted_bytes() == found[0].draft.emitted_bytes()
-    assert f"{len(found[0].errors)} taken over" in found[1].summary and large
+    assert f"{len(found[0].errors)} reused" in found[1].summary and large
 
 
 def test_adaquant_from_second_moments_is_adaround_without_bounds() -> None:

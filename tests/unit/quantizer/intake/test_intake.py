@@ -149,7 +149,7 @@ def test_every_truncation_says_so(tmp_path: Path) -> None:
     ).SerializeToString()
     graph_starts = data.index(b"\x3a")
     for keep in range(graph_starts + 3, len(data) - 30, 97):
-        with pytest.raises(NotOnnxError, match=r"cut short: \d+ bytes are missing at its end, in field 'graph'"):
+        with pytest.raises(NotOnnxError, match=r"truncated: \d+ bytes are missing at its end, in field 'graph'"):
             inspect(tmp_path, data[:keep])
     for keep in range(1, len(data)):
         with pytest.raises(ModelError):
@@ -161,7 +161,7 @@ def test_a_file_larger_than_protobuf_can_hold(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     with path.open("wb") as file:
         file.truncate(1 << 31)
-    with pytest.raises(NotOnnxError, match="holds at most 2147483647") as caught:
+    with pytest.raises(NotOnnxError, match="the limit of an ONNX file is 2147483647") as caught:
         inspect_model(path, threads=1)
     assert caught.value.hint == "Store the weights as external data."
 
@@ -169,8 +169,8 @@ def test_a_file_larger_than_protobuf_can_hold(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("place", "change", "says"),
     [
-        ("initializer", lambda t: t.dims.append(7), "needs 84 bytes, the file holds 12"),
-        ("attribute", lambda t: setattr(t, "raw_data", t.raw_data + b"\0"), "the file holds 13"),
+        ("initializer", lambda t: t.dims.append(7), "needs 84 bytes, the file contains 12"),
+        ("attribute", lambda t: setattr(t, "raw_data", t.raw_data + b"\0"), "the file contains 13"),
         ("sub-graph", lambda t: t.dims.append(-1), "impossible shape"),
         ("function", lambda t: t.dims.extend([1 << 40, 1 << 40]), "impossible shape"),
         ("initializer", lambda t: setattr(t, "data_type", 0), "undefined"),

@@ -143,7 +143,7 @@ def test_marks_say_what_a_state_has_to_hold(apply, tmp_path):
         apply(state(), model)
     assert faults(caught) == {"/state/head.bias": "tensor-extra"}
     for mark in ("no json", "[]", '"head.weight"', '["head.weight", 1]'):
-        with pytest.raises(StateError, match="no list of names"):
+        with pytest.raises(StateError, match="not a list of names"):
             apply(state(), skeleton(tmp_path / "odd.onnx", head__weight={STATE_NAMES: mark}))
 
 

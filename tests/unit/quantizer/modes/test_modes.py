@@ -155,7 +155,7 @@ def test_a_wish_that_cannot_be_had_names_one_that_can(
 
     with pytest.raises(InvalidConfigError) as caught:
         quantized(asked)
-    (lowest,) = (int(number) for number in re.findall(r"Ask for (\d+) or later", caught.value.hint or ""))
+    (lowest,) = (int(number) for number in re.findall(r"Request (\d+) or later", caught.value.hint or ""))
     assert quantized(lowest)
     with pytest.raises(InvalidConfigError):
         quantized(lowest - 1)

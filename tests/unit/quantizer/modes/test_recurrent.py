@@ -157,7 +157,7 @@ def test_asymmetric_weights(tmp_path: Path, mode: str, granularity: str, dtype: 
     found, report = quantized(tmp_path, model, mode=mode, overrides=[{"match": {"node": "cell"}, "weight": weight}])
     assert row(report).weight_dtype == dtype
     assert worst(model, found) > 20
-    noted = any("DynamicQuantizeLSTM knows one zero point" in note for note in report.notes)
+    noted = any("DynamicQuantizeLSTM supports one zero point" in note for note in report.notes)
     assert noted == (mode == "dynamic" and granularity == "per_channel")
 
 

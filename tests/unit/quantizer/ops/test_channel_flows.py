@@ -289,7 +289,7 @@ def test_some_patches_are_those_of_all() -> None:
         ("Gemm", (4, 6), (4, 5), {"transA": 1}, "transposed"),
         ("Gemm", (4, 6), (5, 4), {"alpha": 2.0}, "alpha"),
         ("MatMul", (2, 4, 6), (2, 5, 4), {}, "3 axes"),
-        ("Add", (4,), (4,), {}, "no linear operator"),
+        ("Add", (4,), (4,), {}, "not a linear operator"),
     ],
 )
 def test_what_is_no_product_is_refused_with_a_reason(

@@ -158,7 +158,7 @@ def test_samples_whose_lengths_a_fixed_axis_or_a_training_does_not_take_are_refu
     with pytest.raises(DatasetMismatchError, match="input 'x' differ in shape"):
         quantize_file(tmp_path, model, ragged("x", sounds()), parse_config(settings))
     model.graph.input[0].type.tensor_type.shape.dim[2].dim_value = 5
-    with pytest.raises(DatasetMismatchError, match=r"axis 2 varies from 1 to 9, the model wants 5") as caught:
+    with pytest.raises(DatasetMismatchError, match=r"axis 2 varies from 1 to 9, the model needs 5") as caught:
         quantize_file(tmp_path, model, ragged("x", sounds()), parse_config({"preset": "int8"}))
     assert "dynamic" in str(caught.value.hint)
 

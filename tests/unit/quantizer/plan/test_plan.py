@@ -237,7 +237,7 @@ def inspected(call: str, **settings: object) -> NodeInspection:
         ("Gemm(x, given)", "weight-not-constant", "Fold the weight", False),
         ("MatMul(x, bad)", "weight-not-finite", "training fault", False),
         ("Exp(x)", "wide-result", None, False),
-        ("Flatten(x)", "not-fed-by-quantized", "Nothing: it lies where the network is float", True),
+        ("Flatten(x)", "not-fed-by-quantized", "Nothing: the network around it is in float", True),
         ("MatMul(x, w)", None, None, False),
     ],
 )

@@ -261,7 +261,7 @@ WEIGHTS = {
         (
             "[q] j = QuantizeLinear(x, t, z) [bad] k = MS.QLinearGlobalAveragePool<channels_last=1>(j, t, z, t, z) "
             "y = DequantizeLinear(k, t, z)",
-            "channels lie behind",
+            "channels are last",
         ),
         (
             "[q] j = QuantizeLinear(x, t, z) [bad] k = MS.QLinearSoftmax<axis=1, opset=12>(j, t, z, t, z) "

@@ -21,7 +21,7 @@ def lifted(text: str, opset: int, to: int = 17, **weights: np.ndarray) -> list[s
         f"(float[N,4,7,6] x) => (float[N,4,H,W] y) {{ c = Relu(x) {text} y = Neg(u) }}", weights, opset=opset
     )
     prepared, proto = same(model, FEEDS, opset=to)
-    assert step(prepared, "lift_opset").detail == f"opset {opset} lifted to {to}"
+    assert step(prepared, "lift_opset").detail == f"opset {opset} converted to {to}"
     onnx.checker.check_model(proto, full_check=True)
     return op_types(proto)
 

@@ -87,7 +87,7 @@ def test_new_opsets_stay_and_other_domains_have_none(opset: int) -> None:
 
 def test_an_old_operator_that_cannot_be_lifted_is_refused_with_a_way_out() -> None:
     model = make_model("(float[1,1,4,4] x) => (float[1,1,6,6] y) { y = Pad<paddings=[0,0,1,1,0,0,1,1]>(x) }", opset=1)
-    with pytest.raises(UnsupportedModelError, match="could not be lifted to 17: No Adapter") as caught:
+    with pytest.raises(UnsupportedModelError, match="could not be converted to 17: No Adapter") as caught:
         prepare_proto(model)
     assert "/project/" not in caught.value.detail
     assert "opset 13 or later" in str(caught.value.hint)

@@ -126,7 +126,7 @@ def test_a_large_pooling_is_split_exactly(height: int, width: int, channels: int
         assert np.prod(tile) <= 512
         assert height * width / np.prod(tile) <= 512
     else:
-        assert f"pool stays: {height} x {width} positions cannot be cut" in said.detail
+        assert f"pool stays: {height} x {width} positions cannot be split" in said.detail
 
 
 SPLITS: dict[str, tuple[str, dict[str, Any], int]] = {
@@ -164,7 +164,7 @@ def test_every_reader_gets_a_weight_of_its_own() -> None:
         feeds = {"x": normal(2, 4), "go": np.array(go)}
         prepared, proto = same(model, feeds, unshare_initializers=True, fold_batch_norm=False)
     assert [tensor.name for tensor in proto.graph.initializer][:2] == ["w", "v"]
-    assert step(prepared, "unshare_initializers").detail.startswith("4 copies made of 2 ")
+    assert step(prepared, "unshare_initializers").detail.startswith("4 copies of 2 ")
     held = prepared.graph.initializers
     assert {"w_of_b", "w_of_c", "v_of_b"} < set(held)
     # limits are no weights: they stay shared
@@ -219,12 +219,16 @@ def test_the_wanted_opset(wanted: int) -> None:
     )
     prepared, proto = same(model, {"x": normal(2, 3, 8, 8)}, opset=wanted)
     assert proto.opset_import[0].version == wanted
-    assert step(prepared, "lift_opset").detail == f"opset 11 lifted to {wanted}"
+    assert step(prepared, "lift_opset").detail == f"opset 11 converted to {wanted}"
 
 
 @each(
     ("opset", "wanted", "says"),
-    [(18, 15, "18; it cannot be brought down to 15"), (17, 30, "30 is not known here"), (1, 17, "1 to 17: No Adapter")],
+    [
+        (18, 15, "18; it cannot be converted down to 15"),
+        (17, 30, "30 is not supported"),
+        (1, 17, "1 to 17: No Adapter"),
+    ],
 )
 def test_an_opset_out_of_reach_is_refused(opset: int, wanted: int, says: str) -> None:
     text = "y = Pad<paddings=[0,0,1,1,0,0,1,1]>(x)" if opset == 1 else "y = Relu(x)"

@@ -105,7 +105,7 @@ def test_what_is_judged_at_the_end_is_judged_by_what_the_others_make_of_it(
     plain, _ = refine(draft, others, toolkit, judge)
     assert judge.worse(drafts[-1], plain[-1]) is None
     if behind:
-        assert outcomes[0].summary.endswith("judged with all steps behind it: spoiled")
+        assert outcomes[0].summary.endswith("judged with all later steps: spoiled")
 
 
 def rounded_by(choice: object) -> tuple[list[Draft], str]:

@@ -52,7 +52,7 @@ def test_a_model_without_anything_to_quantize_is_the_cause_whatever_is_selected(
 def test_more_calibration_samples_than_there_are(tmp_path: Path) -> None:
     for wanted in (100, 24, None):
         report = quantize_file(tmp_path, network(), data(24), config(calibration_samples=wanted)).report
-        note = "calibration_samples is 100, but the dataset holds only 24: all of them were used"
+        note = "calibration_samples is 100, the dataset contains 24: all of them are used"
         assert (note in report.notes) == (wanted == 100)
 
 
@@ -61,7 +61,7 @@ def test_an_output_without_figures_is_explained(tmp_path: Path) -> None:
         "(float[N,4] x) => (float[N,3] y, float[N,4] z) { [fc] y = Gemm(x, w) [log] z = Log(x) }", {"w": normal(4, 3)}
     )
     report = quantize_file(tmp_path, model, {"x": -np.abs(normal(4, 4))}, config()).report
-    assert "output 'z' of the float model holds NaN or Inf: its distance has no figure" in report.notes
+    assert "output 'z' of the float model contains NaN or Inf: no distance is measured" in report.notes
     assert [output.sqnr_db is None for output in report.fidelity.outputs] == [False, True]
 
 

@@ -139,7 +139,7 @@ def test_the_note_tells_how_it_went() -> None:
     figures = training(best_epoch=3)
     (note,) = training_notes([outcome(figures)])
     for told in (
-        "qat trained 4 epochs (16 steps) on 90 samples with 10 held back (cpu)",
+        "qat trained 4 epochs (16 steps) on 90 samples with 10 held out (cpu)",
         "epoch 3 was the best by top1 (83)",
         "learning rate 0.05",
         "(patience)",

@@ -89,7 +89,7 @@ def test_their_number_and_their_size_together_are_limited(tmp_path):
     files = ExtraFiles(limit_bytes=100)
     files.add(table("a", "a", big))
     files.add(table("b", "b", bytes(40)))
-    with pytest.raises(ResourceLimitError, match="101 bytes; 100 are allowed") as caught:
+    with pytest.raises(ResourceLimitError, match="101 bytes; the limit is 100") as caught:
         files.add(table("c", "c", b"1"))
     assert caught.value.where["resource"] == "disk"
     assert "QUANTMILL_EXTRA_BYTES" in str(caught.value.hint)

@@ -137,7 +137,7 @@ def test_another_job_of_the_tenant_takes_over_what_one_has_finished(bench: Bench
     assert {done for done, total in listener.begun if total == 16} == {16}
     if recipe == "adaround":
         (_, algorithm) = second.report.algorithms
-        assert "4 taken over from an earlier attempt or job" in algorithm.summary
+        assert "4 reused from an earlier attempt or job" in algorithm.summary
 
 
 @pytest.mark.slow
@@ -148,7 +148,7 @@ def test_what_is_torn_or_holds_something_else_under_a_right_seal_is_told_and_don
         patch.setattr(CheckpointStore, "_find_own", lambda *at: original(*at) and b"of somebody else")
         listener = Listener()
         assert bench.run("adaround", kept="kept", run=listener).model == whole.model
-    assert sum("holds something else" in words for level, words in listener.said if level == "warning") >= 5
+    assert sum("unexpected content" in words for level, words in listener.said if level == "warning") >= 5
     places = [path for name in ("kept", "cache") for path in sorted((bench.folder / name).rglob("*")) if path.is_file()]
     for number, path in enumerate(places):
         path.write_bytes(path.read_bytes()[: number * 40] if number % 2 else b"foreign" * number)

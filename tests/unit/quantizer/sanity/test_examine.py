@@ -49,7 +49,7 @@ def test_labels_from_one_on_or_of_one_class_are_named(bench: Bench) -> None:
     found = bench.findings(x=bench.x[kept], labels=bench.y[kept] + 1)
     assert [finding.code for finding in found if finding.severity == "critical"] == ["labels-shifted"]
     assert found[0].hint is not None
-    assert "-1 added" in found[0].hint
+    assert "add -1 to" in found[0].hint
     # labels of one class
     kept = bench.y == bench.y[0]
     assert bench.codes(x=bench.x[kept], labels=bench.y[kept]) == {"labels-of-one-class"}
@@ -67,7 +67,7 @@ def test_one_sample_of_calibration_is_always_named_and_logged_at_once(bench: Ben
 
     examine(bench.case(calibration=one), None, Services(run=Told(), threads=1))
     ((level, message),) = said
-    assert level == "warning" and "1 calibration sample" in message
+    assert level == "warning" and "calibrated on 1 sample" in message
 
 
 NO_RANGES = ({"mode": "dynamic"}, {"mode": "weights_only"}, {"activation": {"dtype": "float16"}})

@@ -133,4 +133,4 @@ def test_kinds_of_findings_stand_on_the_page_and_the_worst_comes_first() -> None
     few = FEW_SAMPLES({"a": 1}, count=3, percent=50.0)
     info = SOME_IN_CALIBRATION(shared=1, count=2)
     assert worst_first([info, few, ONE_SAMPLE(), few]) == (ONE_SAMPLE(), few, info)
-    assert "3 calibration samples" in few.message and "50 %" in few.message
+    assert "calibrated on 3 samples" in few.message and "50 %" in few.message

@@ -207,7 +207,7 @@ def lost_at_first(**budget: Any) -> Change:
 
 
 def test_a_model_that_is_not_finite_loses_its_trial_alone_and_the_report_says_why() -> None:
-    why = "the outputs hold NaN or Inf, or are all zero"
+    why = "the outputs contain NaN or Inf, or are all zero"
     change = lost_at_first()
     lost = found(change).trials[0]
     assert lost.evaluated and (lost.value, lost.gap, lost.undefined) == (None, None, why)
@@ -217,7 +217,7 @@ def test_a_model_that_is_not_finite_loses_its_trial_alone_and_the_report_says_wh
     change = lost_at_first(max_trials=1)
     assert not found(change).met and found(change).gap is None
     assert found(change).undefined == why
-    assert "goal missed: the outputs hold NaN or Inf" in change.summary
+    assert "goal missed: the outputs contain NaN or Inf" in change.summary
 
 
 def labelled(model: onnx.ModelProto) -> dict[str, np.ndarray]:

@@ -62,11 +62,11 @@ def test_a_larger_gap_is_farther_from_the_goal() -> None:
 
 def test_what_is_not_finite_or_holds_no_classes_has_no_goal() -> None:
     draft, toolkit = toolkit_for(flat("y = MatMul(t, k)", normal(192, 1)))
-    with pytest.raises(InvalidConfigError, match="kl: it holds no class scores"):
+    with pytest.raises(InvalidConfigError, match="kl: it contains no class scores"):
         measured(draft, toolkit, "kl")
     # a float model that is not finite has no goal
     draft, toolkit = toolkit_for(logarithm(np.zeros((192, 5), np.float32)))
-    with pytest.raises(InvalidConfigError, match="the goal names the metric 'sqnr'"):
+    with pytest.raises(InvalidConfigError, match="the goal names metric 'sqnr'"):
         measured(draft, toolkit, "sqnr")
 
 
@@ -87,7 +87,7 @@ def test_what_quantization_has_wiped_out_or_made_infinite_misses_the_goal() -> N
     for metric, limit in (("sqnr", 10.0), ("kl", 0.1)):
         found = measured(draft, toolkit, metric, limit)
         assert found.value is None and found.gap is None and not found.met
-        assert found.undefined == "the outputs hold NaN or Inf, or are all zero"
+        assert found.undefined == "the outputs contain NaN or Inf, or are all zero"
     # outputs that quantization has wiped out are as far as can be
     draft, toolkit = toolkit_for(flat("y = MatMul(t, k)", normal(192, 5)))
     for weight in draft.plan.weights.values():

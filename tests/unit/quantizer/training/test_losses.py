@@ -104,7 +104,7 @@ def test_gradients_of_cross_entropy_are_torchs_and_those_of_probabilities_of_the
     # probabilities are scored by their logarithm
     scores, classes = normal(50, 10, scale=2.0), np.random.default_rng(1).integers(0, 10, 50)
     losses = settled(CrossEntropyLoss(), {"y": softmax(scores)}, {None: classes})
-    assert losses.notes == ("output 'y' holds probabilities: their logarithms are the scores",)
+    assert losses.notes == ("output 'y' contains probabilities: use their logarithms as scores",)
     wanted = functional.cross_entropy(torch.from_numpy(scores), torch.from_numpy(classes))
     found = value(losses, softmax(scores), arrays={None: classes})
     assert found == pytest.approx(float(wanted), rel=0.02)
@@ -258,11 +258,11 @@ _LABELS = {"labels_name": "labels", "largest_class": 9}
         (facts(**_LABELS), normal(5, 10, 1, 1), "Kullback", "class labels belong"),
         (facts(**_LABELS), normal(5, 9), "mean square", "do not belong"),
         (facts(output("N", 10, name="x"), output("N", 10), **_LABELS), normal(5, 10), "mean square", "do not belong"),
-        (facts(labels_name="labels"), normal(5, 10), "mean square", "nothing tells"),
+        (facts(labels_name="labels"), normal(5, 10), "mean square", "nothing shows"),
         (facts(), normal(5, 10), "Kullback", "look like scores"),
         (facts(), softmax(normal(5, 10)), "Kullback", "look like scores"),
         (facts(), scipy.special.expit(normal(5, 10)), "mean square", "do not sum to 1"),
-        (facts(), normal(5, 2), "mean square", "nothing tells"),
+        (facts(), normal(5, 2), "mean square", "nothing shows"),
         (facts(metrics=(Top1(output=0),)), normal(5, 1), "mean square", "no scores"),
     ],
 )
@@ -338,7 +338,7 @@ def test_a_graph_is_fed_as_a_metric_is() -> None:
     ("spec", "arrays", "place", "told"),
     [
         (CrossEntropyLoss(output="z"), {}, "output", "no output 'z'"),
-        (CrossEntropyLoss(output="n"), {}, "output", "holds int64"),
+        (CrossEntropyLoss(output="n"), {}, "output", "is int64"),
         (CrossEntropyLoss(), {}, "labels", "no labels"),
         (CrossEntropyLoss(), {None: normal(6)}, "labels", "integers"),
         (CrossEntropyLoss(), {None: np.zeros((6, 3), int)}, "labels", r"shape \[6, 3\]"),
@@ -347,7 +347,7 @@ def test_a_graph_is_fed_as_a_metric_is() -> None:
         (MeanSquareLoss(targets="goal"), {}, "targets", "no array 'goal'"),
         (MeanSquareLoss(), {None: normal(6, 9)}, "targets", r"shape \[6, 9\]"),
         (DistillationLoss(outputs=("y", "q")), {}, "outputs/1", "no output 'q'"),
-        (DistillationLoss(tensors=("inner",)), {}, "tensors/0", "'inner' is not there"),
+        (DistillationLoss(tensors=("inner",)), {}, "tensors/0", "'inner' does not exist"),
         (DistillationLoss(divergence="kl", outputs=("one",)), {}, "outputs/0", "no scores"),
         (GraphLoss(graph=_SOURCE, inputs={"a": GraphInput(output="q")}), {}, "inputs/a/output", "no output 'q'"),
         (GraphLoss(graph=_SOURCE, inputs={"a": GraphInput(output=5)}), {}, "inputs/a/output", "no output 5"),

@@ -115,7 +115,7 @@ class _Stream:
         """
         data = self._take(count, name)
         if len(data) != count:
-            refuse(name, "is cut short: the archive ends within it")
+            refuse(name, "is truncated: the archive ends within it")
         return data
 
     def rest(self, count: int, name: str) -> bytes:
@@ -171,7 +171,7 @@ class _TarWalk:
         while True:
             block = self._stream.rest(BLOCK_BYTES, self._reached)
             if len(block) != BLOCK_BYTES:
-                refuse(self._reached, "is not followed by the archive's end: the archive is cut short")
+                refuse(self._reached, "is not followed by the archive's end: the archive is truncated")
             if not any(block):
                 self._end()
                 return
@@ -203,7 +203,7 @@ class _TarWalk:
             if self._folders > MAX_FILES:
                 refuse(name, f"is one too many: at most {MAX_FILES} folders are accepted", "Use fewer folders.")
             if size:
-                refuse(name, "is a folder with bytes of its own")
+                refuse(name, "is a folder that contains data")
             return
         if header.kind not in _REGULAR:
             refuse(name, f"is of unknown type {header.kind!r}")
@@ -224,7 +224,7 @@ class _TarWalk:
         """Read what fills the last record, so that a gzip checks its sum."""
         tail = self._stream.rest(_MAX_TAIL_BYTES + 1, self._reached)
         if any(tail) or len(tail) > _MAX_TAIL_BYTES:
-            raise DatasetFormatError("the archive holds something behind its end", hint=AGAIN)
+            raise DatasetFormatError("the archive contains data after its end", hint=AGAIN)
 
 
 @dataclass(frozen=True)

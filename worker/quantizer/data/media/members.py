@@ -158,7 +158,7 @@ def content_of(files: Iterable[MediaFile]) -> Content:
             refuse(file.name, f"is one of the {here} in an archive of {found}", "Put them into two archives.")
         found = here
     if found is None:
-        raise DatasetFormatError("the archive holds no picture and no sound", hint=AGAIN)
+        raise DatasetFormatError("the archive contains no picture and no sound", hint=AGAIN)
     return found
 
 
@@ -204,7 +204,7 @@ def by_table(files: Sequence[MediaFile], table: MediaFile, content: bytes) -> La
     found: dict[str, str] = {}
     for line, name, label in _rows(content, table.name):
         if name not in known:
-            _refuse(f"{table.name!r} names {name!r} in line {line}, which is not there", file=name)
+            _refuse(f"{table.name!r} names {name!r} in line {line}, which does not exist", file=name)
         if name in found:
             _refuse(f"{table.name!r} names {name!r} twice, again in line {line}", file=name)
         found[name] = label
@@ -227,7 +227,7 @@ def by_folder(files: Sequence[MediaFile]) -> Labels | None:
         return None
     if beside:
         _refuse(
-            f"{beside[0]!r} lies beside the folders that name the classes of the others",
+            f"{beside[0]!r} is not in a class folder, unlike the other files",
             hint=f"Put every file into the folder of its class, or give a {LABELS_FILE}.",
             file=beside[0],
         )
@@ -240,7 +240,7 @@ def _rows(content: bytes, name: str) -> list[tuple[int, str, str]]:
         reader = csv.reader(io.StringIO(content.decode("utf-8-sig"), newline=""), strict=True)
         rows = [(reader.line_num, row) for row in reader if row]
     except (UnicodeDecodeError, csv.Error) as error:
-        _refuse(f"{name!r} is no CSV file in UTF-8: {error}", file=name)
+        _refuse(f"{name!r} is not a CSV file in UTF-8: {error}", file=name)
     if rows and [cell.strip().lower() for cell in rows[0][1]] == _HEAD:
         del rows[0]
     for line, row in rows:
@@ -264,7 +264,7 @@ def _numbered(names: Sequence[str]) -> Labels:
 def _refuse(message: str, *, hint: str | None = None, file: str | None = None) -> NoReturn:
     raise DatasetLabelsError(
         message,
-        hint=hint or f"{LABELS_FILE} holds one row file,label for every picture or sound.",
+        hint=hint or f'{LABELS_FILE} contains one row "file,label" for each picture or sound.',
         pointer=LABELS_POINTER,
         member=file,
     )

@@ -110,7 +110,7 @@ def open_picture(name: str, data: bytes) -> Image.Image:
     try:
         picture = Image.open(io.BytesIO(data), formats=FORMATS)
     except Image.DecompressionBombError:
-        refuse(name, f"holds more than {MAX_PIXELS} pixels", "Store pictures at the size that they are used at.")
+        refuse(name, f"contains more than {MAX_PIXELS} pixels", "Store pictures at the size that they are used at.")
     except UnidentifiedImageError:
         refuse(name, "is no picture of a known format (JPEG, PNG, WebP, BMP)", _HINT)
     except _DAMAGE as error:
@@ -182,7 +182,7 @@ def _check_pixels(name: str, width: int, height: int) -> None:
     if width * height > MAX_PIXELS:
         refuse(
             name,
-            f"would take {width} x {height} pixels; at most {MAX_PIXELS} are accepted",
+            f"needs {width} x {height} pixels; at most {MAX_PIXELS} are accepted",
             "Store pictures at the size that they are used at.",
         )
 

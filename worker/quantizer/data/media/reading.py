@@ -130,7 +130,7 @@ class _Spool:
             while target:
                 got = os.preadv(self._file.fileno(), [target], at)
                 if not got:
-                    raise EngineError("decoded samples are gone from the temporary folder")
+                    raise EngineError("decoded samples are missing from the temporary folder")
                 target, at = target[got:], at + got
         return block
 
@@ -360,16 +360,16 @@ def _sounds(listed: ListedMedia, spec: SoundSpec, findings: Findings) -> Decoded
 
 def _spec_for_pictures(preprocessing: PreprocessingSpec) -> PictureSpec:
     if preprocessing.sounds is not None:
-        _misplaced("sounds", "the archive holds pictures")
+        _misplaced("sounds", "the archive contains pictures")
     return preprocessing.pictures or PictureSpec()
 
 
 def _spec_for_sounds(preprocessing: PreprocessingSpec) -> SoundSpec:
     if preprocessing.pictures is not None:
-        _misplaced("pictures", "the archive holds sounds")
+        _misplaced("pictures", "the archive contains sounds")
     if preprocessing.sounds is None:
         raise DatasetArraysError(
-            "the archive holds sounds, and the preprocessing does not say their rate and length",
+            "the archive contains sounds, and the preprocessing sets neither their rate nor their length",
             hint='Give preprocessing.sounds: {"sample_rate_hz": 16000, "length": 16000}.',
             pointer="/preprocessing/sounds",
         )

@@ -119,15 +119,15 @@ def read_wave(name: str, data: bytes) -> Wave:
         kind, (size,) = data[at : at + 4], struct.unpack("<I", data[at + 4 : at + 8])
         body = data[at + 8 : at + 8 + size]
         if len(body) != size:
-            refuse(name, f"is cut short: a chunk of {size} bytes holds {len(body)}", _HINT)
+            refuse(name, f"is truncated: a chunk of {size} bytes contains {len(body)}", _HINT)
         if kind == b"fmt ":
             rate = _rate(name, body)
         elif kind == b"data":
             if rate is None:
-                refuse(name, "tells no format before its samples", _HINT)
+                refuse(name, "has no format chunk before its samples", _HINT)
             return Wave(rate, np.frombuffer(body[: size // 2 * 2], "<i2").astype(np.int16))
         at += 8 + size + size % 2
-    refuse(name, "holds no samples", _HINT)
+    refuse(name, "contains no samples", _HINT)
 
 
 def _rate(name: str, body: bytes) -> int:
@@ -137,7 +137,7 @@ def _rate(name: str, body: bytes) -> int:
     if tag == _EXTENSIBLE:
         tag = int.from_bytes(body[_SUBFORMAT], "little")
     if tag != _PCM or bits != _BITS:
-        refuse(name, f"holds {bits}-bit samples of format {tag}; 16-bit PCM (format 1) is read", _HINT)
+        refuse(name, f"contains {bits}-bit samples of format {tag}; only 16-bit PCM (format 1) is supported", _HINT)
     if channels != 1:
         refuse(name, f"has {channels} channels; mono is read", _HINT)
     return int(rate)
@@ -170,7 +170,7 @@ class SoundReader:
             refuse(
                 name,
                 f"has {wave.sample_rate_hz} samples per second; the preprocessing says {spec.sample_rate_hz}",
-                "Nothing is resampled: convert the file, or correct preprocessing.sounds.sample_rate_hz.",
+                "Sounds are not resampled: convert the file, or correct preprocessing.sounds.sample_rate_hz.",
             )
         values = np.zeros(spec.length, np.int16)
         kept = wave.samples[: spec.length]

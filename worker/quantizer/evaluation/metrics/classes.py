@@ -137,7 +137,7 @@ class ClassMeter(Meter):
         if scores is None:
             if output.dtype.kind not in "iub":
                 raise UnfitError(
-                    "output", f"it holds neither class scores nor class numbers: {output.dtype}{list(output.shape)}"
+                    "output", f"it contains neither class scores nor class numbers: {output.dtype}{list(output.shape)}"
                 )
             decided, labels = output.astype(np.int64), fitted(given, output.shape, "labels", "the output is")
         else:
@@ -151,7 +151,7 @@ class ClassMeter(Meter):
         self._owners = np.repeat(np.arange(self._units), kept.size // max(self._units, 1))[kept]
         decided = decided.reshape(-1)[kept]
         if decided.max(initial=0) >= _MOST_CLASSES:
-            raise UnfitError("output", f"it holds class number {decided.max()}")
+            raise UnfitError("output", f"it contains class number {decided.max()}")
         return None if scores is None else scores[kept], decided, flat
 
     def check(self, labels: Arrays) -> None:
@@ -166,7 +166,7 @@ class ClassMeter(Meter):
         most = _MOST_CLASSES if self._classes is None else self._classes
         wrong = flat[(flat < 0) | (flat >= most)]
         if wrong.size:
-            told = f"label {wrong[0]} is no class of the output, which has 0 to {most - 1}"
+            told = f"label {wrong[0]} is not a class of the output, which has 0 to {most - 1}"
             raise UnfitError("labels", told + ("" if self._ignored is not None else "; ignore_index leaves it out"))
         return flat, kept
 
@@ -184,7 +184,7 @@ class TopK(ClassMeter):
         """Take in one batch."""
         scores, decided, labels = self.rows(seen)
         if scores is None and self._rank > 1:
-            raise UnfitError("output", "it holds class numbers; the first few classes take scores")
+            raise UnfitError("output", "it contains class numbers; top-k metrics need scores")
         hit = decided == labels if scores is None else ranks(scores, labels) < self._rank
         if isinstance(self._sums, Hits):
             found = [np.bincount(owners, minlength=self._units) for owners in (self._owners[hit], self._owners)]
@@ -213,7 +213,7 @@ class TopK(ClassMeter):
             hits, labels = self._sums.total if self._sums.units else (0.0, 0.0)
             found = float(100.0 * hits / labels) if labels else None
         if found is None:
-            self.undefined = "there is no label that counts"
+            self.undefined = "no label counts"
         return found
 
     def details(self) -> dict[str, float]:
@@ -259,7 +259,7 @@ class IntersectionOverUnion(ClassMeter):
         """In percent; None without a label."""
         found = finite(self._sums.value)
         if found is None:
-            self.undefined = "there is no label that counts"
+            self.undefined = "no label counts"
         return found
 
     def details(self) -> dict[str, float]:

@@ -151,7 +151,7 @@ def read_graph(source: GraphSource, files: Mapping[str, Path], pointer: str, *, 
         path = files.get(str(source.model_id))
         if path is None:
             raise InvalidConfigError(
-                f"{what}: there is no uploaded model {source.model_id!r} here",
+                f"{what}: uploaded model {source.model_id!r} does not exist here",
                 pointer=f"{pointer}/model_id",
                 hint="Models are uploaded to a service; on the command line give the graph's path.",
             )
@@ -219,7 +219,7 @@ class FunctionMeter(Meter):
             try:
                 self._found = float(got)
             except (TypeError, ValueError):
-                told = f"its function returned {type(got).__name__}, no number"
+                told = f"its function returned {type(got).__name__}, not a number"
                 raise UnfitError("name", told) from None
         found = None if self._found is None else finite(self._found)
         if found is None and self._found is not None:

@@ -72,7 +72,7 @@ class AveragePrecision(Meter):
         """In percent; None if the labels hold no box."""
         found = _precisions(self._classes)
         if not found:
-            self.undefined = "the labels hold no box"
+            self.undefined = "the labels contain no box"
             return None
         return _mean(found)
 

@@ -269,7 +269,7 @@ _FIGURES: dict[str, tuple[type[Distance | Divergence | AgreementRate], str]] = {
 _OF_SUMS = {"sqnr_db": sqnr_of, "cosine": cosine_of, "l2": l2_of}
 _UNFIT = {
     Distance: "its values are not floats",
-    Divergence: "it holds no class scores",
+    Divergence: "it contains no class scores",
     AgreementRate: "it decides nothing",
 }
 
@@ -317,5 +317,5 @@ class FidelityMeter(Meter):
             return None
         found: float | None = getattr(self._measure, self._property)
         if found is None:
-            self.undefined = "the outputs hold NaN or Inf, or are all zero"
+            self.undefined = "the outputs contain NaN or Inf, or are all zero"
         return found

@@ -77,7 +77,7 @@ class WordErrors(Meter):
         lengths = [int(length) for length in given.reshape(-1)]
         wrong = [length for length in lengths if not 0 <= length <= rows.shape[1]]
         if wrong:
-            raise UnfitError(place, f"a length is {wrong[0]}; sequences hold 0 to {rows.shape[1]}")
+            raise UnfitError(place, f"a length is {wrong[0]}; sequences have 0 to {rows.shape[1]}")
         return lengths
 
     def _decoded(self, row: Array) -> Array:
@@ -103,7 +103,7 @@ class WordErrors(Meter):
     def value(self) -> float | None:
         """In percent; None without a word in the labels."""
         if not self.details()["words"]:
-            self.undefined = "the labels hold no word"
+            self.undefined = "the labels contain no word"
             return None
         return self._sums.value
 
@@ -157,7 +157,7 @@ class PerplexityMeter(Meter):
         classes = self._classes or 0
         wrong = labels[(labels < 0) | (labels >= classes)]
         if wrong.size:
-            raise UnfitError("labels", f"label {wrong[0]} is no class of the output, which has 0 to {classes - 1}")
+            raise UnfitError("labels", f"label {wrong[0]} is not a class of the output, which has 0 to {classes - 1}")
 
     def _log_probability(self, rows: Array, labels: Array) -> Array:
         if self._metric.scores == "logits":
@@ -172,7 +172,7 @@ class PerplexityMeter(Meter):
     def value(self) -> float | None:
         """1 for certainty, the number of classes for a guess; None where it is beyond float64."""
         if not self._sums.units or not self._sums.total[1]:
-            self.undefined = "there is no label that counts"
+            self.undefined = "no label counts"
             return None
         value = self._sums.value
         if not math.isfinite(value):

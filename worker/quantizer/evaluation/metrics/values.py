@@ -17,7 +17,7 @@ def _numbers(seen: MetricBatch) -> tuple[Array, Array]:
     """Output and targets, float64 of one shape."""
     output = seen.outputs["output"]
     if output.dtype.kind not in "fiub":
-        raise UnfitError("output", f"it holds {output.dtype}, not numbers")
+        raise UnfitError("output", f"it contains {output.dtype}, not numbers")
     targets = fitted(seen.labels["labels"], output.shape, "labels", "the output is")
     return output.astype(np.float64), targets.astype(np.float64)
 
@@ -52,7 +52,7 @@ class MeanError(Meter):
         """In the target's unit."""
         found = finite(self._sums.value)
         if found is None:
-            self.undefined = "the output holds NaN or Inf" if self._sums.units else "there are no values"
+            self.undefined = "the output contains NaN or Inf" if self._sums.units else "there are no values"
         return found
 
 
@@ -201,7 +201,7 @@ class RankCorrelation(Meter):
             return None
         output = np.concatenate(self._output)
         if not np.isfinite(output).all():
-            self.undefined = "the output holds NaN or Inf"
+            self.undefined = "the output contains NaN or Inf"
             return None
         return self._correlation(output, np.concatenate(self._targets))
 

@@ -94,7 +94,7 @@ def half_scales(context: RuleContext) -> list[Decision]:
     if not sources and not weights:
         return []
     what = f"{len(sources)} scales of activations and those of {len(weights)} weights -> float16"
-    return [Decision("half_scales", "all grids", what, "pairs beside float16 have scales of that type")]
+    return [Decision("half_scales", "all grids", what, "pairs next to float16 have scales of that type")]
 
 
 def _moved(grids: Iterable[tuple[str, Grid | None]]) -> dict[str, IntegerGrid]:
@@ -157,7 +157,7 @@ def int8_bias(context: RuleContext) -> Iterator[Decision]:
     for bias in context.plan.biases.values():
         if bias.spec.dtype != "int8":
             what = f"bias {bias.spec.dtype} -> int8"
-            yield Decision("int8_bias", bias.node, what, "the NPU holds biases as int8")
+            yield Decision("int8_bias", bias.node, what, "the NPU stores biases as int8")
             bias.spec = BiasSpec(dtype="int8")
     judge_biases(context.graph, context.plan)
 

@@ -33,8 +33,10 @@ from worker.quantizer.plan.candidates import may_return_float
 from worker.quantizer.plan.types import Decision, Role, RuleContext
 
 _SCORES = named(lambda record: record.within_one)
-_KEEP = "Switch the target option float_heads off to quantize it all the same."
-MIXED_HEAD = declare("scores-beside-others", "it puts scores within [0, 1] beside results of any size", hint=_KEEP)
+_KEEP = "Switch the target option float_heads off to quantize it anyway."
+MIXED_HEAD = declare(
+    "scores-beside-others", "it concatenates scores within [0, 1] with results of any size", hint=_KEEP
+)
 MAKES_SCORES = declare(
     "makes-scores", "it makes scores: {op_type} turns a rounding step into a relative error", hint=_KEEP
 )
@@ -112,9 +114,9 @@ def tell_detection(context: RuleContext) -> None:
     if quantized:
         why = found[quantized[0]]
         context.plan_log.note(
-            f"the network ends in a detection head ({why}): target {context.config.target} wants the whole network in "
-            f"integers, so {len(quantized)} nodes of it are quantized, {node_name(quantized[0])!r} first; name them in "
-            "exclude where boxes or scores must be exact"
+            f"the network ends in a detection head ({why}): target {context.config.target} needs the whole "
+            f"network in integers, so {len(quantized)} nodes of it are quantized, {node_name(quantized[0])!r} "
+            "first; name them in exclude where boxes or scores must be exact"
         )
 
 

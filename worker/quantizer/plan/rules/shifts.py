@@ -179,7 +179,7 @@ class _Positioning:
             else:
                 self._given[variable], self._grids[variable] = found, grid
         if unknown:
-            why = "have no single power-of-two scale: the NPU's shift limits cannot be kept there"
+            why = "have no single power-of-two scale: the NPU's shift limits cannot be met there"
             self._context.plan_log.note(f"{unknown} tensors {why}")
 
     def _root(self, variable: Variable) -> Variable:

@@ -245,7 +245,7 @@ def matmul_constant_b_only(context: RuleContext) -> Iterator[Decision]:
     for node in context.graph:
         entry = context.plan.nodes[node_name(node)]
         if node.op_type == "MatMul" and entry.quantized and not is_constant(node.inputs[1]):
-            why = "the NPU's kernel wants a constant B"
+            why = "the NPU's kernel needs a constant B"
             yield context.leave_in_float(node, TWO_ACTIVATIONS(), "matmul_constant_b_only", why)
 
 
@@ -262,7 +262,7 @@ OTHER_HARD_SIGMOID = declare(
 LEFT_TO_CPU = declare(
     "left-to-cpu",
     "{op_type} stays in float: the NPU leaves it to the CPU",
-    hint="Use Relu, HardSigmoid or HardSwish in its place.",
+    hint="Use Relu, HardSigmoid or HardSwish instead.",
 )
 _ON_CPU = ("Sigmoid", "Tanh", "Gelu", "Erf", "Elu", "HardSwish", "Where", "ArgMax")
 

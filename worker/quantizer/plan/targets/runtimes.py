@@ -68,7 +68,7 @@ FLOAT_FUNCTIONS = (
 FLOAT_CHAINS = rule("float_chains", Stage.NODES, float_chains)
 
 
-_SMALL_PROBABILITIES = "Nothing: in integers it would lose small probabilities."
+_SMALL_PROBABILITIES = "Nothing: in integers it loses small probabilities."
 SOFTMAX = declare(
     "softmax",
     "Softmax stays in float: its output needs more than 8 bits near 0",

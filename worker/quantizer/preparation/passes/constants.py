@@ -37,9 +37,7 @@ from worker.quantizer.ops.table import operator
 # A few hundred bytes can ask for a chain of products of 8192 x 8192 matrices, or for a tensor of gigabytes. What is
 # beyond the budget stays in the graph as it is: the runtime computes it where a job needs it, within that job's limits.
 
-BEYOND_BUDGET = declare(
-    "beyond-folding-budget", "to compute it beforehand would take more time or memory than all constants may"
-)
+BEYOND_BUDGET = declare("beyond-folding-budget", "computing it in advance takes more time or memory than allowed")
 # All constants together: some seconds of one core, and memory beside that of the weights.
 MOST_FLOP = 1 << 35
 FREE_BYTES, BYTES_PER_WEIGHT_BYTE = 256 << 20, 4
@@ -209,7 +207,7 @@ def _remove_identities(graph: ir.Graph) -> None:
 
 
 SUBGRAPHS_IN_FLOAT = declare("subgraphs-in-float", "sub-graphs stay in float")
-NO_SUBGRAPH_WEIGHT = declare("no-subgraph-weight", "no {op_types} of a sub-graph holds a weight of its own")
+NO_SUBGRAPH_WEIGHT = declare("no-subgraph-weight", "no {op_types} of a sub-graph has its own weight")
 
 
 def lift_subgraph_weights(model: ir.Model, *, wanted: bool) -> PassOutcome:
@@ -279,7 +277,7 @@ def unshare_initializers(model: ir.Model) -> PassOutcome:
             copy = add_twin(graph, names.free(f"{name_of(value)}_of_{node_name(reader)}"), value)
             reader.replace_input_with(usage.idx, copy)
             copies += 1
-    return PassOutcome(model, f"{copies} copies made of {len(shared)} shared weights and biases")
+    return PassOutcome(model, f"{copies} copies of {len(shared)} shared weights and biases")
 
 
 def _is_weight(value: ir.Value) -> bool:

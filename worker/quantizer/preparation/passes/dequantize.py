@@ -27,7 +27,7 @@ from worker.quantizer.preparation.passes.opset import LOWEST_OPSET
 
 __all__ = ["NOT_QUANTIZED", "dequantize", "dequantized"]
 
-NOT_QUANTIZED = declare("no-quantized-operators", "the model holds no quantized operators")
+NOT_QUANTIZED = declare("no-quantized-operators", "the model contains no quantized operators")
 
 _FORMS: dict[str, Form] = {
     **moved.FORMS,
@@ -35,7 +35,7 @@ _FORMS: dict[str, Form] = {
     **weights.FORMS,
     **pairs.FORMS,
 }
-_HINT = "Upload the float model that it was made from: this node's quantization cannot be undone."
+_HINT = "Upload the float model that it was created from: this node's quantization cannot be undone."
 
 
 def dequantize(model: ir.Model) -> PassOutcome:
@@ -79,8 +79,8 @@ def _summary(undoing: Undoing) -> str:
     """What was done, for the report."""
     counts = undoing.counts
     detail = (
-        f"{counts['pairs']} pairs of QuantizeLinear and DequantizeLinear taken off, "
-        f"{counts['constants']} constants made float"
+        f"{counts['pairs']} pairs of QuantizeLinear and DequantizeLinear removed, {counts['constants']} "
+        "constants converted to float"
     )
     if undoing.operators:
         listed = ", ".join(f"{count} {op_type}" for op_type, count in sorted(undoing.operators.items()))
@@ -99,7 +99,7 @@ def _refuse_left(model: ir.Model, reasons: dict[str, Reason]) -> None:
     node = left[0]
     reason = reasons.get(node_name(node)) or NO_PAIR()
     raise AlreadyQuantizedError(
-        f"node {node_name(node)!r} ({node.op_type}) cannot be made float: {reason}",
+        f"node {node_name(node)!r} ({node.op_type}) cannot be converted to float: {reason}",
         hint=_HINT,
         node=node_name(node),
         op_type=node.op_type,

@@ -162,15 +162,15 @@ def lift_opset(model: ir.Model, spec: PreparationSpec, needed: int, lowest: int 
         refusal = str(error).strip().splitlines()[-1].rsplit(" failed: ", 1)[-1][:300]
         if spec.opset is not None:
             raise InvalidConfigError(
-                f"the model cannot be lifted from opset {opset} to {wanted}: {refusal}",
+                f"the model cannot be converted from opset {opset} to {wanted}: {refusal}",
                 pointer=_POINTER,
-                hint=f"Export the model anew with opset {wanted}"
+                hint=f"Export the model again with opset {wanted}"
                 + (", or leave opset out." if opset >= lowest else f", or with {lowest} or later and leave opset out."),
             ) from error
         if opset < LOWEST_OPSET:
             raise UnsupportedModelError(
-                f"opset {opset} lacks per-axis quantization and could not be lifted to {wanted}: {refusal}",
-                hint=f"Export the model anew with opset {lowest} or later.",
+                f"opset {opset} lacks per-axis quantization and could not be converted to {wanted}: {refusal}",
+                hint=f"Export the model again with opset {lowest} or later.",
                 opset=opset,
             ) from error
         undo_groups(model)
@@ -181,7 +181,7 @@ def lift_opset(model: ir.Model, spec: PreparationSpec, needed: int, lowest: int 
         node.name = names.get(first_output(node), node.name)
     metadata.restore(lifted.graph)
     name_everything(lifted)
-    return PassOutcome(lifted, f"opset {opset} lifted to {wanted}")
+    return PassOutcome(lifted, f"opset {opset} converted to {wanted}")
 
 
 def _check_wanted(opset: int, wanted: int, needed: int) -> None:
@@ -189,16 +189,16 @@ def _check_wanted(opset: int, wanted: int, needed: int) -> None:
         raise InvalidConfigError(
             f"opset {wanted} lacks the types of this config, which need {needed}",
             pointer=_POINTER,
-            hint=f"Ask for {max(needed, opset)} or later, or leave opset out.",
+            hint=f"Request {max(needed, opset)} or later, or leave opset out.",
         )
     newest = onnx.defs.onnx_opset_version()
     if wanted < opset:
         raise InvalidConfigError(
-            f"the model has opset {opset}; it cannot be brought down to {wanted}",
+            f"the model has opset {opset}; it cannot be converted down to {wanted}",
             pointer=_POINTER,
-            hint=f"Ask for {opset} or later, leave opset out, or export the model with opset {wanted}.",
+            hint=f"Request {opset} or later, leave opset out, or export the model with opset {wanted}.",
         )
     if wanted > newest:
         raise InvalidConfigError(
-            f"opset {wanted} is not known here; the newest is {newest}", pointer=_POINTER, hint=f"Ask for {newest}."
+            f"opset {wanted} is not supported; the newest is {newest}", pointer=_POINTER, hint=f"Request {newest}."
         )

@@ -45,7 +45,9 @@ from worker.quantizer.preparation.passes.shapes import infer_shapes
 
 NOT_ALL_POSITIONS = declare("not-all-positions", "it averages over {over}, not over all positions of a channel")
 SIZE_UNKNOWN = declare("size-unknown", "the size of its input is not known")
-NO_EQUAL_TILES = declare("no-equal-tiles", "{positions} positions cannot be cut into equal tiles of at most {largest}")
+NO_EQUAL_TILES = declare(
+    "no-equal-tiles", "{positions} positions cannot be split into equal tiles of at most {largest}"
+)
 # More positions than this do not fit the accumulators of some accelerators.
 LARGEST_POOLING = 512
 
@@ -178,7 +180,7 @@ def _pads(pool: ir.Node, size: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[
 # onnxruntime 1.31 pushes a Transpose through such a Pad as if it had pads for all axes, and then reads beyond them
 # (transpose_optimization).
 
-NOT_ITS_PADS = declare("not-pads-of-pool", "the MaxPool behind it cannot take its pads over")
+NOT_ITS_PADS = declare("not-pads-of-pool", "the MaxPool after it cannot absorb its pads")
 # A filling that is no value but says that none is there.
 _NOTHING = -1e4
 AXES_NOT_CONSTANT = declare("axes-not-constant", "its axes are no constant")
@@ -211,7 +213,7 @@ def pads_of_all_axes(pad: ir.Node, editor: Editor) -> Rewrite | Reason | None:
     return Rewrite([pad], [*made, whole], [(pad.outputs[0], whole.outputs[0])])
 
 
-@rewrites("Pad", what="Pad nodes became pads of the MaxPool behind them")
+@rewrites("Pad", what="Pad nodes became pads of the MaxPool after them")
 def pads_of_max_pool(pad: ir.Node, editor: Editor) -> Rewrite | Reason | None:
     """Pad with -1e4 or less, then MaxPool -> MaxPool with these pads, which count for nothing there.
 

@@ -34,7 +34,7 @@ from worker.quantizer.ops.table import Family, named
 from worker.quantizer.preparation.affine import PARAMETERS_NOT_PER_CHANNEL, batchnorm_affine
 
 NO_POSITIONS = declare("no-positions", "its input has {rank} axes; a Conv needs positions")
-CONV_NOT_FINITE = declare("conv-not-finite", "the weight or bias would not be finite")
+CONV_NOT_FINITE = declare("conv-not-finite", "the weight or bias is not finite")
 
 
 @rewrites("BatchNormalization", what="BatchNormalization nodes became Conv")
@@ -163,7 +163,7 @@ def clip6_to_relu(clip: ir.Node, editor: Editor) -> Rewrite | Reason | None:
 # Add of a constant would cut the quantized network in two. They compute element by element, so they may come first; the
 # Conv stays as it is: onnxruntime's float kernel for one axis is slower, its integer kernels are equally fast.
 
-ADDEND_NOT_PER_CHANNEL = declare("addend-not-per-channel", "what is added behind it is no constant per channel")
+ADDEND_NOT_PER_CHANNEL = declare("addend-not-per-channel", "what is added after it is not constant per channel")
 # Those without a tensor of their own, whose axes would have to follow.
 _ACTIVATIONS = named(lambda record: record.family is Family.ACTIVATION and not record.trained)
 _CHANNELS = 1

@@ -65,7 +65,7 @@ def first_output(node: ir.Node) -> str:
 
 # Shapes: repaired, fixed by the user, and inferred.
 
-NO_SHAPES_ASKED = declare("no-shapes-asked-for", "no shapes are asked for")
+NO_SHAPES_ASKED = declare("no-shapes-asked-for", "no shapes are requested")
 _MOST_PROPAGATED = 1 << 22
 INFERENCE_FAILED = declare("inference-failed", "shape inference fails on the model")
 SHAPES_KNOWN = declare("shapes-known", "shape inference finds nothing new")

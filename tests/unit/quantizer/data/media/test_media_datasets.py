@@ -79,13 +79,13 @@ NO_ROW = "line 2 of 'labels.csv' is not of the form"
     ("table", "says"),
     [
         (b"a.png,1\n", "no row for 'b.png'"),
-        (b"a.png,1\nb.png,2\nc.png,3\n", "names 'c.png' in line 3, which is not there"),
+        (b"a.png,1\nb.png,2\nc.png,3\n", "names 'c.png' in line 3, which does not exist"),
         (b"a.png,1\nb.png,2\na.png,1\n", "names 'a.png' twice, again in line 3"),
         (b"a.png,1\nb.png\n", NO_ROW),
         (b"a.png,1\nb.png,\n", NO_ROW),
         (b"a.png,1\nb.png,99999999999999999999999\n", "beyond 2147483647"),
-        (b"\xff\xfe,1\n", "no CSV file in UTF-8"),
-        (b'a.png,"1\n', "no CSV file in UTF-8"),
+        (b"\xff\xfe,1\n", "not a CSV file in UTF-8"),
+        (b'a.png,"1\n', "not a CSV file in UTF-8"),
     ],
 )
 def test_tables_that_do_not_fit(tmp_path: Path, table: bytes, says: str) -> None:
@@ -97,7 +97,7 @@ def test_tables_that_do_not_fit(tmp_path: Path, table: bytes, says: str) -> None
 
 def test_files_where_none_belong_are_refused(tmp_path: Path) -> None:
     path = archive(tmp_path / "x", {"cat/a.png": GOOD, "b.png": GOOD})
-    with pytest.raises(DatasetLabelsError, match=r"'b.png' lies beside the folders"):
+    with pytest.raises(DatasetLabelsError, match=r"'b.png' is not in a class folder"):
         inspect_dataset(path, PLAIN)
     path = archive(tmp_path / "y", {"cat/a.png": GOOD, "cat/labels.csv": b"a.png,1", "dog/a.png": GOOD})
     with pytest.raises(DatasetFormatError, match=r"'cat/labels.csv' is neither"):

@@ -175,7 +175,7 @@ def test_archives_that_hold_nothing_or_more_than_their_end_are_refused(tmp_path:
         (tar_of(tmp_path / "empty", special("folder")), "no picture and no sound"),
         (tar_of(tmp_path / "empty.gz", special("folder"), mode="w:gz"), "no picture and no sound"),
         (gzip_of_zeros(tmp_path / "text", b"text", 1), "no tar archive is in it"),
-        (gzip_of_zeros(tmp_path / "behind", good, 3), "something behind its end"),
+        (gzip_of_zeros(tmp_path / "behind", good, 3), "data after its end"),
     ):
         with pytest.raises(DatasetFormatError, match=says):
             inspect_dataset(path, PLAIN)

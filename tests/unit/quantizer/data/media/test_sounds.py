@@ -70,9 +70,9 @@ def test_an_extensible_header_and_other_chunks_are_read(tmp_path: Path) -> None:
     [
         (b"no sound at all", "is no WAV file"),
         (encoded(noise(8, 8)), "is no WAV file"),
-        (wav(tone(100))[:-10], "cut short"),
-        (wav(tone(100))[:36], "holds no samples"),
-        (wav(tone(100))[:12] + wav(tone(100))[36:], "tells no format"),
+        (wav(tone(100))[:-10], "is truncated"),
+        (wav(tone(100))[:36], "contains no samples"),
+        (wav(tone(100))[:12] + wav(tone(100))[36:], "has no format"),
         (wav(tone(100), channels=2), "has 2 channels"),
         (wav(tone(100), bits=24), "24-bit samples"),
         (wav(tone(100), tag=3), "of format 3"),

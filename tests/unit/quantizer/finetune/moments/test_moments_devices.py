@@ -161,7 +161,7 @@ def test_the_precision_of_products_is_full_and_then_as_before() -> None:
 
 
 def test_a_device_that_is_not_there_is_an_error() -> None:
-    with pytest.raises(EngineError, match="is not there"):
+    with pytest.raises(EngineError, match="is not available"):
         rounded(solver="moments", optim_device="cuda:63")
 
 

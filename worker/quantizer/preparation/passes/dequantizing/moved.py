@@ -25,7 +25,7 @@ from worker.quantizer.preparation.passes.dequantizing.undoing import (
     Undoing,
 )
 
-SCALES_MOVE = declare("scales-move", "it moves values whose scales differ")
+SCALES_MOVE = declare("scales-move", "it moves values with different scales")
 FILLS_WITH_INTEGERS = declare("fills-with-integers", "it fills with values that are not given as constants")
 
 # Those that several operands of one scale go into, and the first of these.

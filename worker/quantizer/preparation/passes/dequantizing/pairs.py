@@ -122,7 +122,7 @@ def _restored(
 # Operands come as integers, scale, zero point; behind them stand scale and zero point of the result. What integers of a
 # result saturated is put back as Relu or Clip, as for Q/DQ pairs.
 
-CHANNELS_LAST = declare("channels-last", "its channels lie behind, for which there is no float operator")
+CHANNELS_LAST = declare("channels-last", "its channels are last, which no float operator supports")
 OTHER_SOFTMAX = declare("other-softmax", "its Softmax is that of opset {opset}, the model's is another")
 # From this opset on Softmax is one of a single axis.
 _SOFTMAX_OPSET = 13

@@ -24,7 +24,7 @@ from worker.quantizer.numerics.integer import PER_TENSOR, Granularity, PerAxis, 
 # Operators of onnxruntime's own domain are unknown to ONNX's checker, so that nobody has looked at them before.
 
 MALFORMED = declare(
-    "malformed-operator", "it lacks an operand, or an attribute has another type than its operator takes"
+    "malformed-operator", "an operand is missing, or an attribute has another type than its operator needs"
 )
 _LEAST_INPUTS: Mapping[str, int] = {
     **dict.fromkeys(("Add", "Gather", "Mul", "Pad", "Sub"), 2),

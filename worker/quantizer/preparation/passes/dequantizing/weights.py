@@ -30,7 +30,7 @@ from worker.quantizer.preparation.passes.dequantizing.undoing import (
     Undoing,
 )
 
-GROUPED_INPUTS = declare("grouped-inputs", "g_idx puts its inputs into groups in another order")
+GROUPED_INPUTS = declare("grouped-inputs", "g_idx groups its inputs in another order")
 PREPACKED = declare("prepacked-weight", "its weight is packed for the kernels of one device")
 OTHER_BITS = declare("other-bits", "{bits} bits per value are not known")
 _BYTE, _PACKED_BITS = 8, (2, 4, 8)
