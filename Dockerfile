@@ -19,8 +19,17 @@ COPY service /src/service
 COPY worker /src/worker
 COPY migrations /src/migrations
 
+# The guide, which the API server has at /guide.
+FROM source AS guide
+COPY zensical.toml /src/
+COPY docs /src/docs
+RUN python -m venv /opt/guide \
+    && /opt/guide/bin/pip install --require-hashes --no-deps --requirement /src/requirements-guide.lock \
+    && cd /src && /opt/guide/bin/zensical build --strict
+
 # Only what the lock files name, by hash; setuptools, which builds the project, is among it.
 FROM source AS build-api
+COPY --from=guide /src/service/docs/site /src/service/docs/site
 RUN pip install --require-hashes --no-deps --requirement /src/requirements-api.lock \
     && pip install --no-deps --no-build-isolation /src \
     && pip check

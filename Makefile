@@ -8,7 +8,7 @@ PIP = $(BIN)/python -m pip --quiet --disable-pip-version-check
 # Only what a lock file names, and of it only files whose hashes it holds.
 LOCKED = install --require-hashes --no-deps --requirement
 LOCKS := requirements.lock requirements-cpu.lock requirements-cuda.lock
-.PHONY: help demo test test-fast test-long soak lint audit up bench screenshots lock mlflow flower axe clean
+.PHONY: help install demo test test-fast test-long soak lint audit up guide bench screenshots lock mlflow flower axe clean
 
 help: ## Show this help
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,6 +24,9 @@ $(STAMP): pyproject.toml $(LOCKS)
 	$(PIP) install --no-deps --no-build-isolation --editable .
 	$(PIP) check
 	@touch $@
+
+install: $(STAMP) ## Install Quantmill into .venv
+	@echo "Installed. Run: $(BIN)/quantmill --help, or first: source $(BIN)/activate"
 
 demo: $(STAMP) ## Train a small CNN, quantize it through the service, print the report
 	$(BIN)/quantmill demo
@@ -57,6 +60,9 @@ audit: ## Compare the lock files with PyPI's advisories; needs the network
 up: $(STAMP) ## Start the service on the embedded default (SQLite, no broker, local files)
 	$(BIN)/quantmill up
 
+guide: $(VENV)-guide/.installed ## Build docs/ into service/docs/site, which the service serves at /guide
+	$(VENV)-guide/bin/zensical build --strict --clean
+
 bench: $(STAMP) ## Print the tables of docs/benchmarks.md; needs the real models and data (QUANTMILL_DATA)
 	$(BIN)/python -m benchmarks.accuracy
 	$(BIN)/python -m benchmarks.advice
@@ -79,8 +85,8 @@ screenshots: $(STAMP) ## Pictures of the pages, light, dark and narrow, in build
 lock: $(STAMP) ## Resolve the lock files from pyproject.toml (LOCK_ARGS=--upgrade: with the newest versions)
 	$(BIN)/python tools/lock.py $(LOCK_ARGS)
 
-# Beside .venv: their packages are many, and only few tests need them. The project itself is read from the checkout.
-$(VENV)-mlflow/.installed $(VENV)-flower/.installed: $(VENV)-%/.installed: requirements-%.lock
+# Beside .venv: their packages are many, and few need them. The project itself is read from the checkout.
+$(VENV)-mlflow/.installed $(VENV)-flower/.installed $(VENV)-guide/.installed: $(VENV)-%/.installed: requirements-%.lock
 	$(PYTHON) -m venv $(VENV)-$*
 	$(VENV)-$*/bin/python -m pip --quiet --disable-pip-version-check $(LOCKED) requirements-$*.lock
 	@touch $@
@@ -96,4 +102,4 @@ $(VENV)-axe/axe.min.js: tools/axe.py
 axe: $(VENV)-axe/axe.min.js ## Fetch axe-core, with which the pages are checked; without it those tests skip
 
 clean: ## Remove the virtual environments and caches
-	rm -rf $(VENV) $(VENV)-audit $(VENV)-mlflow $(VENV)-flower $(VENV)-axe .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)-audit $(VENV)-mlflow $(VENV)-flower $(VENV)-guide $(VENV)-axe service/docs/site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

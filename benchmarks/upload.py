@@ -15,6 +15,7 @@ import argparse
 import hashlib
 import os
 import secrets
+import signal
 import statistics
 import sys
 import tempfile
@@ -43,6 +44,8 @@ def main() -> int:
     size_bytes = int(asked.gib * _GIB)
     ratios: dict[str, list[float]] = {}
     is_whole = True
+    # a polite end of this process, too, has to take its gigabytes with it
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory(prefix="quantmill-upload-", dir=Path.cwd()) as name:
         for number in range(asked.times):
             file = Path(name) / f"{number}.npz"

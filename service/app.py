@@ -22,6 +22,7 @@ from service.dashboard.pages import error_page
 from service.dashboard.router import router as dashboard
 from service.datasets.router import router as datasets
 from service.deps import AppState
+from service.docs.guide import router as guide
 from service.docs.router import router as docs
 from service.hand_overs.router import router as hand_overs
 from service.health.router import router as health
@@ -73,7 +74,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     app.state.app = state
     resources = (uploads, models, datasets, inspections, jobs, batches, comparison, queues, reports, artifacts)
-    others = (schedules, webhooks, quarantine, quotas, audit, presets, targets, problems, health, docs)
+    others = (schedules, webhooks, quarantine, quotas, audit, presets, targets, problems, health, docs, guide)
     # /v1/keys/signing goes before /v1/keys/{key_id}
     for router in (*resources, hand_overs, *aliases, attestations, keys, *others, dashboard):
         app.include_router(router)

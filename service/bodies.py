@@ -1,4 +1,4 @@
-"""Bodies of requests are read into records in threads of their own: the event loop is everybody's.
+"""Parses request bodies in separate threads, so that the event loop is not blocked.
 
 A document within its bounds takes up to a tenth of a second to validate; meanwhile other requests are served.
 """
@@ -46,7 +46,7 @@ class ThreadedBodyRoute(APIRoute):
 
 
 class InvalidBodyError(RequestValidationError):
-    """The body is JSON and not what the route takes; ``problems`` say where."""
+    """The body is valid JSON but does not match the route's schema; ``problems`` list the errors."""
 
     def __init__(self, problems: tuple[FieldProblem, ...]) -> None:
         super().__init__([])
@@ -60,7 +60,7 @@ def _record(model: type[BaseModel], data: bytes) -> BaseModel | None:
     try:
         document = json.loads(data)
     except json.JSONDecodeError as error:
-        told = f"not JSON: {error.msg} at character {error.pos}"
+        told = f"not valid JSON: {error.msg} at character {error.pos}"
         raise InvalidBodyError((FieldProblem(pointer="", code="json-invalid", message=told),)) from None
     except (UnicodeDecodeError, RecursionError):
         return None

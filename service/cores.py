@@ -1,4 +1,4 @@
-"""How many CPU cores this process really has: what it may run on, and what its control groups let it use."""
+"""Number of CPU cores available to this process: its CPU affinity and the limits of its control groups."""
 
 from __future__ import annotations
 

@@ -290,7 +290,7 @@ def migrate(url: str, revision: str = "head") -> None:
             else:
                 command.upgrade(config, revision)
             if connection.dialect.name == "sqlite" and connection.exec_driver_sql("PRAGMA foreign_key_check").first():
-                raise RuntimeError("the migration left rows whose foreign keys point nowhere; nothing was changed")
+                raise RuntimeError("the migration left rows with invalid foreign keys; nothing was changed")
     finally:
         engine.dispose()
 

@@ -1,4 +1,4 @@
-"""What endpoints depend on: the state of the application (settings, database, store, dispatcher) and the principal."""
+"""Dependencies of endpoints: the application state (settings, database, store, dispatcher) and the principal."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ LOOKUPS = 4
 STREAM_PATH, STREAM_TOKEN = "/events", "token"
 # An IPv6 address that holds an IPv4 one.
 _ADDRESS_CHARS = 45
-BEARER = HTTPBearer(auto_error=False, description="A key: QUANTMILL_API_KEY, or one made by `quantmill keys create`.")
+BEARER = HTTPBearer(auto_error=False, description="An API key: QUANTMILL_API_KEY, or a key created with POST /v1/keys.")
 log = logging.getLogger(__name__)
 _Asked = ParamSpec("_Asked")
 _Told = TypeVar("_Told")
@@ -181,8 +181,8 @@ async def get_principal(
     holder, session = await _holder(request, app, None if credentials is None else credentials.credentials)
     if holder is None:
         raise KeyNeededError(
-            "The request carries no valid key.",
-            hint="Send 'Authorization: Bearer KEY' with a key of the service.",
+            "The request has no valid API key.",
+            hint="Send 'Authorization: Bearer KEY' with a valid API key.",
             header="Authorization",
         )
     principal = Principal(
@@ -254,7 +254,9 @@ async def form_of(request: Request, app: AppState, tenant_id: str, session: str 
 
         def see_to_disk(more_bytes: int) -> None:
             if app.store.free_bytes() < more_bytes + app.settings.min_free_bytes:
-                raise StorageFullError("There is no room for this form.", hint="Free some space on the storage folder.")
+                raise StorageFullError(
+                    "There is not enough free disk space for this form.", hint="Free disk space on the storage folder."
+                )
 
         see_to_disk(length)
 
@@ -306,8 +308,8 @@ def _check_scope(request: Request, principal: Principal) -> None:
     scope = scopes.needed(request.method, route)
     if not principal.may(scope):
         raise ScopeMissingError(
-            f"{request.method} {route} needs a key of scope {scope!r}, and this one has {principal.scope!r}.",
-            hint=f"Use a key of scope {scope!r}; create one with POST /v1/keys.",
+            f"{request.method} {route} requires a key of scope {scope!r}; this key has scope {principal.scope!r}.",
+            hint="Use a key with this scope, or create one with POST /v1/keys.",
             header="Authorization",
         )
 

@@ -1,4 +1,4 @@
-"""Named places where a test makes a process fail as a bad night would: killed, out of space, or late.
+"""Named places where a test makes a process fail: killed, out of disk space, or late.
 
 A process reaches a failpoint by ``reach("name")``. That does nothing unless ``QUANTMILL_FAILPOINTS`` was set when the
 process started, which only the tests of faults do:

@@ -1,4 +1,4 @@
-"""Forms with files, read as they come: who sends one, and how much, is known before any file of it is taken.
+"""Forms with files, parsed as a stream: sender and quota are checked before any file is accepted.
 
 What is taken waits on the store's disk, not in the folder of temporary files, which may be memory.
 """

@@ -1,4 +1,4 @@
-"""HTTP in common: files and ranges, ETags and conditions, the problems that an endpoint may answer with."""
+"""Shared HTTP parts: pagination, ETags and preconditions, waiting, documented problems of endpoints."""
 
 from __future__ import annotations
 
@@ -29,18 +29,22 @@ _AGAIN_SECONDS = 10.0
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}[Tt _]")
 _Seen = TypeVar("_Seen")
 _Item = TypeVar("_Item")
-Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="Items per page.")]
-CursorParameter = Annotated[str | None, Query(max_length=512, description="next_cursor of the page before.")]
+Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="Maximum number of items per page.")]
+CursorParameter = Annotated[str | None, Query(max_length=512, description="next_cursor of the previous page.")]
 Wait = Annotated[
     float,
-    Query(ge=0, le=MAX_WAIT_SECONDS, description="Seconds to hold the answer back, if nothing changes before."),
+    Query(
+        ge=0,
+        le=MAX_WAIT_SECONDS,
+        description="Maximum number of seconds to wait for a change before the response is sent.",
+    ),
 ]
 
 
 def _written_out(value: object) -> object:
     """Refuse a number: pydantic would take it for seconds since 1970, which no schema tells of."""
     if isinstance(value, str) and not _DATE.match(value):
-        raise ValueError("must be a date and time with a zone (RFC 3339), such as 2026-01-05T08:00:00Z")
+        raise ValueError("must be a date and time with a time zone (RFC 3339), such as 2026-01-05T08:00:00Z")
     return value
 
 
@@ -57,7 +61,10 @@ def etag_matches(header: str | None, etag: str) -> bool:
 
 EventForm = Annotated[
     Literal["json", "stream"] | None,
-    Query(alias="format", description="A page of events, or a stream of them. Default: what Accept asks for."),
+    Query(
+        alias="format",
+        description="json: a page of events; stream: an event stream. Default: determined by the Accept header.",
+    ),
 ]
 
 
@@ -89,12 +96,12 @@ def keyed_filters(request: Request, word: str, *, most: int) -> dict[str, str]:
             continue
         if not re.fullmatch(LABEL_KEY, key) or key in found or "\0" in value:
             raise InvalidRequestError(
-                f"{name!r} is no {word} to filter by.", hint=f"Give {word}=KEY=VALUE once per key.", query=name
+                f"{name!r} is not a valid {word} filter.", hint=f"Use {word}=KEY=VALUE once per key.", query=name
             )
         found[key] = value
         if len(found) > most:
-            hint = f"Nothing has more than {most} {word}s."
-            raise InvalidRequestError(f"There are too many {word}s to filter by.", hint=hint, query=name)
+            hint = f"A resource has at most {most} {word}s."
+            raise InvalidRequestError(f"Too many {word}s to filter by.", hint=hint, query=name)
     return found
 
 
@@ -112,7 +119,8 @@ def keyed_parameter(word: str, most: int) -> dict[str, Any]:
     one_of_them = {"type": "string", "pattern": f"{LABEL_KEY.removesuffix('$')}={PLAIN_TEXT.removeprefix('^')}"}
     schema = {"type": "array", "items": one_of_them, "maxItems": most}
     told = (
-        f"Only with these {word}s, each KEY=VALUE, once per key. {word}.KEY=VALUE and {word}[KEY]=VALUE are taken, too."
+        f"Only resources with these {word}s, each given once per key as KEY=VALUE. {word}.KEY=VALUE and "
+        f"{word}[KEY]=VALUE are accepted too."
     )
     one = {"name": word, "in": "query", "required": False, "description": told}
     return {"parameters": [one | {"style": "form", "explode": True, "schema": schema}]}
@@ -279,21 +287,23 @@ def describe(titles: dict[str, str]) -> str:
     return "; ".join(f"`{code}`: {titles[code]}" for code in sorted(titles))
 
 
-IfMatch = Annotated[str | None, Header(max_length=512, description="ETag of what is changed, as it was seen; or *.")]
-IfNoneMatch = Annotated[str | None, Header(max_length=512, description="* : only if there is none yet.")]
+IfMatch = Annotated[
+    str | None, Header(max_length=512, description="ETag of the resource as you last saw it, or * for any version.")
+]
+IfNoneMatch = Annotated[
+    str | None, Header(max_length=512, description="* to create the resource only if it does not exist.")
+]
 _ANY = "*"
 
 
 class PreconditionRequiredError(
-    QuantmillError, code="precondition-required", title="The request needs a condition", status=428
+    QuantmillError, code="precondition-required", title="Precondition required", status=428
 ):
-    """The request changes what others may change, too, and does not say what it takes it to be."""
+    """The request changes a shared resource and must state which version it expects."""
 
 
-class PreconditionFailedError(
-    QuantmillError, code="precondition-failed", title="The condition does not hold", status=412
-):
-    """What the request would change is not what it says: somebody else was faster, or it is there, or is not."""
+class PreconditionFailedError(QuantmillError, code="precondition-failed", title="Precondition failed", status=412):
+    """The resource was changed, created or deleted by another request in the meantime."""
 
 
 @dataclass(frozen=True)
@@ -310,7 +320,7 @@ class Conditions:
             PreconditionRequiredError: it has no condition.
         """
         if self.if_match is None and self.if_none_match is None:
-            raise PreconditionRequiredError("The request says no condition.", hint=hint, header="If-Match")
+            raise PreconditionRequiredError("The request has no precondition header.", hint=hint, header="If-Match")
 
     def check(self, etag: str | None, what: str) -> None:
         """Compare with what is there.
@@ -322,15 +332,15 @@ class Conditions:
         Raises:
             PreconditionFailedError: it is something else.
         """
-        now = f"{what} is there, with the ETag {etag}" if etag is not None else f"there is no {what}"
-        hint = "Look at it again, and decide anew."
+        now = f"{what} has the ETag {etag}" if etag is not None else f"{what} does not exist"
+        hint = "Get the current version and try again."
         if self.if_match is not None and (etag is None or not {_ANY, etag} & _tags(self.if_match)):
             raise PreconditionFailedError(
-                f"If-Match is {self.if_match}, and {now}.", hint=hint, header="If-Match", etag=etag
+                f"If-Match is {self.if_match}, but {now}.", hint=hint, header="If-Match", etag=etag
             )
         if self.if_none_match is not None and etag is not None and {_ANY, etag} & _tags(self.if_none_match):
             raise PreconditionFailedError(
-                f"If-None-Match is {self.if_none_match}, and {now}.", hint=hint, header="If-None-Match", etag=etag
+                f"If-None-Match is {self.if_none_match}, but {now}.", hint=hint, header="If-None-Match", etag=etag
             )
 
 

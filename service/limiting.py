@@ -1,4 +1,4 @@
-"""ASGI middleware that holds every request to the limits of its route, in size and in time."""
+"""ASGI middleware that enforces the limits of each route, in size and time."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ConcurrencyMiddleware:
         address = scope["client"][0] if scope.get("client") else ""
         if self._by_address[address] >= self._per_address or self._by_address.total() >= self._total:
             error = TooManyConnectionsError(
-                "All connections of the service are busy.",
+                "All connections of the service are in use.",
                 hint="Send the request again in a moment; close connections that are not needed.",
             )
             await answer(Request(scope), error, {"Connection": "close"})(scope, receive, send)
@@ -148,8 +148,8 @@ class LimitMiddleware:
         task.cancel()
         log.error("request.overdue %s %s", scope["method"], told_path(Request(scope)))
         error = RequestOverdueError(
-            f"There was no answer within {self._request_seconds:g} s; what was begun may still be carried out.",
-            hint="Look whether it was done, or send it again with the same Idempotency-Key.",
+            f"The request did not complete within {self._request_seconds:g} s; it may still be carried out.",
+            hint="Check whether it was carried out, or send it again with the same Idempotency-Key.",
         )
         await answer(Request(scope), error)(scope, receive, send)
 
@@ -218,12 +218,12 @@ def _refusal(scope: Scope, limits: Limits, most_body_bytes: int | None) -> Quant
 
 def _too_long(part: str, unit: str) -> Callable[[int, int], QuantmillError]:
     return lambda found, most: UrlTooLongError(
-        f"The {part} of the URL has {found} {unit}, and may have {most}.", hint="Ask for less at a time.", part=part
+        f"The {part} of the URL has {found} {unit}; the maximum is {most}.", hint="Request less at a time.", part=part
     )
 
 
 def _too_many_headers(unit: str) -> Callable[[int, int], QuantmillError]:
     return lambda found, most: HeadersTooLargeError(
-        f"The head of the request has {found} {unit} of headers, and may have {most}.",
-        hint="Leave out those that the service does not read.",
+        f"The headers of the request have {found} {unit}; the maximum is {most}.",
+        hint="Remove headers that the service does not use.",
     )

@@ -1,4 +1,4 @@
-"""What a request may bring, route by route: one table, read before anything of the request is.
+"""Request limits by route: one table, applied before the request is read.
 
 A route that is not listed has the limits of ``ORDINARY``: a new endpoint is bounded from its first day on.
 """
@@ -17,26 +17,26 @@ MIB = 1024**2
 HEAD_BYTES = 64 * KIB
 
 
-class BodyTooLargeError(QuantmillError, code="body-too-large", title="The body is too large", status=413):
-    """The body is larger than this endpoint takes."""
+class BodyTooLargeError(QuantmillError, code="body-too-large", title="Request body too large", status=413):
+    """The body is larger than this endpoint accepts."""
 
 
-class UrlTooLongError(QuantmillError, code="url-too-long", title="The URL is too long", status=414):
-    """Path or query are longer, or have more parameters, than this endpoint takes."""
+class UrlTooLongError(QuantmillError, code="url-too-long", title="URL too long", status=414):
+    """The path or the query is longer, or has more parameters, than this endpoint accepts."""
 
 
-class HeadersTooLargeError(QuantmillError, code="headers-too-large", title="The headers are too large", status=431):
-    """The headers are larger, or there are more of them, than the service takes."""
+class HeadersTooLargeError(QuantmillError, code="headers-too-large", title="Headers too large", status=431):
+    """The request has larger headers, or more of them, than the service accepts."""
 
 
 class TooManyConnectionsError(TransientError, code="too-many-connections", title="Too many connections"):
-    """As many requests are being served, in all or from one address, as may be at a time."""
+    """The maximum number of concurrent requests, in total or from one address, is reached."""
 
     retry_after_seconds = 2
 
 
-class RequestOverdueError(TransientError, code="request-overdue", title="The request took too long"):
-    """The request was not done in the time that any may take; what it began may still be carried out."""
+class RequestOverdueError(TransientError, code="request-overdue", title="Request timed out"):
+    """The request exceeded the time limit; it may still be carried out."""
 
     retry_after_seconds = 5
 

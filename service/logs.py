@@ -1,4 +1,4 @@
-"""Logging of the processes: one line per record on standard error, and no flood of equal ones."""
+"""Logging of the processes: one line per record on standard error; repeated records are collapsed."""
 
 from __future__ import annotations
 

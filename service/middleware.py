@@ -1,4 +1,4 @@
-"""ASGI middleware: a request id, headers of every answer, and compression for who takes it."""
+"""ASGI middleware: request id, response headers, and compression."""
 
 from __future__ import annotations
 

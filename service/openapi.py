@@ -25,11 +25,12 @@ from service.uploads.schemas import UploadNotFoundError
 from service.webhooks.schemas import DeliveryNotFoundError, WebhookNotFoundError
 
 DESCRIPTION = """
-A quantization service: a float ONNX model and data go in, a quantized model, an accuracy report and a verdict come out.
+Quantmill is a quantization service: it converts a float ONNX model into a quantized model and returns an accuracy
+report and a verdict.
 
-Upload files, make a model and datasets of them, submit a job, follow its events, fetch report and model.
-Every failure is an `application/problem+json` with a stable `code`; `/v1/problems` lists them all.
-The config, key by key: [/docs/config.md](/docs/config.md). Configs of AMD Quark, with what becomes of every key:
+Upload files, create a model and datasets from them, submit a job, follow its events, and download the report and the
+quantized model. Every error is an `application/problem+json` with a stable `code`; `/v1/problems` lists all codes.
+Configuration keys: [/docs/config.md](/docs/config.md). Supported keys of AMD Quark configs:
 [/docs/quark.md](/docs/quark.md). Metrics: [/docs/metrics.md](/docs/metrics.md).
 """
 
@@ -49,8 +50,8 @@ _BY_PARAMETER: dict[tuple[str, str], tuple[type[QuantmillError], ...]] = {
 }
 # Declared for every endpoint, for what the concrete responses leave open; takes the place of FastAPI's own 422.
 PROBLEM_RESPONSES: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": Problem, "description": "The request cannot be served as it is"},
-    "5XX": {"model": Problem, "description": "The service cannot serve it right now"},
+    "4XX": {"model": Problem, "description": "The request is not valid or not allowed"},
+    "5XX": {"model": Problem, "description": "The service cannot process the request at the moment"},
 }
 
 

@@ -1,4 +1,4 @@
-"""Which browsers' pages may talk to the service: those that it served itself, under a name that is its own.
+"""Which browser pages may send requests: those of this service, under its own host names.
 
 A service on loopback needs no key, so that every page that a browser on the same machine shows could use it: by a form
 or a script of another origin, or by a name of its own that it has resolved to 127.0.0.1 (DNS rebinding). Programs send
@@ -50,14 +50,12 @@ _PREFLIGHT_SECONDS = 600
 _LOOPBACK_NAMES = frozenset({"localhost", "localhost.localdomain"})
 
 
-class ForeignOriginError(
-    QuantmillError, code="foreign-origin", title="Pages of other origins may not do this", status=403
-):
-    """A page of another origin has sent the request; nothing was done."""
+class ForeignOriginError(QuantmillError, code="foreign-origin", title="Cross-origin request refused", status=403):
+    """The request was sent by a page of another origin; nothing was done."""
 
 
-class ForeignHostError(QuantmillError, code="foreign-host", title="The service is not of this name", status=421):
-    """The request names a host that this service is not; nothing was read or done."""
+class ForeignHostError(QuantmillError, code="foreign-host", title="Host not allowed", status=421):
+    """The request's Host header is not a name of this service; nothing was read or done."""
 
 
 def shared(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
@@ -117,8 +115,8 @@ class OriginMiddleware:
         host = headers.get("host", "")
         if host and _is_loopback((scope.get("server") or ("",))[0]) and not self._is_own(_name(host)):
             return ForeignHostError(
-                f"This service is reached on loopback alone, not as {host[:255]!r}.",
-                hint="Use 127.0.0.1 or localhost. Behind a proxy, name its hosts in QUANTMILL_ALLOWED_HOSTS.",
+                f"This service accepts requests on loopback only, not for host {host[:255]!r}.",
+                hint="Use 127.0.0.1 or localhost. Behind a proxy, set QUANTMILL_ALLOWED_HOSTS to its host names.",
                 header="Host",
             )
         if scope["method"] in _READING:
@@ -164,8 +162,9 @@ class PublicUrlMiddleware:
 
 def _foreign(header: str) -> ForeignOriginError:
     return ForeignOriginError(
-        "The request comes from a page of another origin.",
-        hint="Send it from a program, or from a page that this service serves; another page asks a server of its own.",
+        "The request was sent by a page of another origin.",
+        hint="Send it from a program, or from a page of this service; pages of other sites must use a "
+        "server of their own.",
         header=header,
     )
 

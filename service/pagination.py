@@ -1,4 +1,4 @@
-"""Opaque cursors: the place of the last item seen, signed together with what was asked for."""
+"""Opaque cursors: the position of the last item, signed together with the list and its filters."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _MAC_BYTES = 16
 _Item = TypeVar("_Item")
 
 
-class InvalidCursorError(QuantmillError, code="invalid-cursor", title="The cursor is not valid", status=422):
-    """The cursor was not made by this service, or for another list or other filters."""
+class InvalidCursorError(QuantmillError, code="invalid-cursor", title="Cursor not valid", status=422):
+    """The cursor was not created by this service, or belongs to another list or other filters."""
 
 
 class Position(NamedTuple):
@@ -35,7 +35,7 @@ class Page(BaseModel, Generic[_Item]):
     """One page of a list, newest first."""
 
     items: list[_Item]
-    next_cursor: str | None = Field(default=None, description="Send it as ?cursor= to get the next page.")
+    next_cursor: str | None = Field(default=None, description="Pass it as ?cursor= to get the next page.")
     has_more: bool = False
 
 
@@ -83,7 +83,7 @@ class CursorCodec:
     @staticmethod
     def _refusal() -> InvalidCursorError:
         return InvalidCursorError(
-            "The cursor is not one of this list with these filters.",
-            hint="Take next_cursor from the page before, with the same filters, or start without a cursor.",
+            "The cursor does not belong to this list with these filters.",
+            hint="Use next_cursor of the previous page with the same filters, or start without a cursor.",
             query="cursor",
         )

@@ -1,4 +1,4 @@
-"""PostgreSQL from the client's side: a server that falls silent costs its caller seconds, not for ever."""
+"""PostgreSQL client timeouts: a server that stops responding blocks callers only for seconds."""
 
 from __future__ import annotations
 

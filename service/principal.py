@@ -1,4 +1,4 @@
-"""Who asks: every statement about a resource is bound to the tenant, every deed to the key."""
+"""The principal of a request: binds statements to its tenant and audit entries to its key."""
 
 from __future__ import annotations
 

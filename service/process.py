@@ -1,4 +1,4 @@
-"""This process: its loopback addresses, and its memory kept from other processes.
+"""This process: its loopback addresses, and protecting its memory from other processes.
 
 A user's processes may read one another's ``/proc/PID/environ`` and trace one another, as long as nothing stands against
 it; a runner that was taken over is such a process. So whatever holds addresses with passwords, or keys, says to the

@@ -1,4 +1,4 @@
-"""Fields of messages of Protocol Buffers, read where they lie: what is passed over takes no memory."""
+"""Reads fields of Protocol Buffers messages in place; skipped fields take no memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MOST_VARINT_BITS = 64
 
 
 class DamagedError(ValueError):
-    """These bytes are no message."""
+    """The bytes are not a valid message."""
 
 
 def fields(data: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int, int | None]]:
@@ -26,13 +26,13 @@ def fields(data: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int, in
         elif wire == _LENGTH:
             size, at = _varint(data, at, end)
             if size > end - at:
-                raise DamagedError("a field is longer than what holds it")
+                raise DamagedError("a field is longer than the message that contains it")
             yield number, size, at
             at += size
         elif wire in _FIXED_BYTES:
             at += _FIXED_BYTES[wire]
         else:
-            raise DamagedError(f"there is no wire type {wire}")
+            raise DamagedError(f"unknown wire type {wire}")
 
 
 def _varint(data: mmap.mmap, at: int, end: int) -> tuple[int, int]:
@@ -43,4 +43,4 @@ def _varint(data: mmap.mmap, at: int, end: int) -> tuple[int, int]:
         at, shift = at + 1, shift + 7
         if byte < 0x80:
             return value, at
-    raise DamagedError("a number does not end")
+    raise DamagedError("a number has no end")

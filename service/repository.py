@@ -1,4 +1,4 @@
-"""Statements that all resources share: a tenant's row, a page of rows, a change of one, and their versions."""
+"""SQL statements shared by all resources: a tenant's row, a page of rows, updates, and versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What resources have in common: their errors; of models and datasets a status that ends in ready or rejected."""
+"""Shared parts of resources: errors, and the status of models and datasets that ends as ready or rejected."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ResourceError(QuantmillError):
     def __init_subclass__(cls, *, word: str | None = None, listed: str | None = None, **said: Any) -> None:
         super().__init_subclass__(**said)
         if word is not None:
-            cls.word, cls.listed = word, listed or f"GET /v1/{word}s lists them."
+            cls.word, cls.listed = word, listed or f"List all {word}s with GET /v1/{word}s."
 
 
 class ResourceNotFoundError(ResourceError, status=404):
@@ -56,7 +56,7 @@ class ResourceNotFoundError(ResourceError, status=404):
         hint: str | None = None,
     ) -> None:
         super().__init__(
-            detail or f"There is no {self.word} {resource_id!r}.",
+            detail or f"{self.word.capitalize()} {resource_id!r} not found.",
             pointer=pointer,
             query=query,
             path_parameter=f"{self.word}_id" if pointer is None and query is None else None,
@@ -77,7 +77,7 @@ class ResourceInUseError(ResourceError, status=409):
         named = ", ".join(f"{word} {name}" for word, name in needed_by)
         more = f" and {count - len(needed_by)} more" if count > len(needed_by) else ""
         super().__init__(
-            f"The {self.word} {resource_id} is needed by {named}{more}.",
+            f"The {self.word} {resource_id} is in use by {named}{more}.",
             path_parameter=f"{self.word}_id",
             hint="Wait for jobs and validations to end, or cancel them; move or delete the aliases.",
             needed_by=[{"kind": word, "name": name} for word, name in needed_by],
@@ -92,7 +92,7 @@ class ResourceNotReadyError(ResourceError, TransientError, status=409):
         super().__init__(
             f"The {self.word} {resource_id} is still being validated.",
             pointer=pointer,
-            hint=f"Wait for it with GET /v1/{self.word}s/{resource_id}?wait=25.",
+            hint=f"Wait until its validation has ended with GET /v1/{self.word}s/{resource_id}?wait=25.",
         )
 
 
@@ -105,6 +105,6 @@ class ResourceRejectedError(ResourceError, status=422):
         super().__init__(
             f"The {self.word} {resource_id} was rejected: {text}",
             errors=problems,
-            hint=next((reason.hint for reason in reasons if reason.hint), f"Upload a {self.word} that can be used."),
+            hint=next((reason.hint for reason in reasons if reason.hint), f"Upload a valid {self.word}."),
             reasons=[reason.model_dump(mode="json", exclude_none=True) for reason in reasons],
         )

@@ -21,27 +21,27 @@ _AWAY = (OperationalError, InterfaceError, PoolTimeoutError)
 log = logging.getLogger(__name__)
 
 
-class SchemaBehindError(TransientError, code="schema-behind", title="The database is not migrated"):
-    """The database was not migrated to the schema that this version needs."""
+class SchemaBehindError(TransientError, code="schema-behind", title="Database not migrated"):
+    """The database was not migrated to the schema that this version requires."""
 
     retry_after_seconds = 5
 
     def __init__(self, current: str | None, head: str) -> None:
         at = "is empty" if current is None else f"is at {current}"
         super().__init__(
-            f"the schema {at}, this version needs {head}: run `quantmill migrate`",
-            hint="Bring the database up to date with `quantmill migrate`.",
+            f"the schema {at}, but this version requires {head}: run `quantmill migrate`",
+            hint="Run `quantmill migrate` to update the database.",
         )
 
 
-class SchemaAheadError(TransientError, code="schema-ahead", title="The database is newer than this version"):
-    """The database was migrated for a newer version: an update is under way, or this process was forgotten by it."""
+class SchemaAheadError(TransientError, code="schema-ahead", title="Database newer than this version"):
+    """The database was migrated for a newer version: an update is in progress, or this process was not updated."""
 
     retry_after_seconds = 5
 
     def __init__(self, current: str, head: str) -> None:
         super().__init__(
-            f"the schema is at {current}, newer than this version's {head}, which goes on with it: update it",
+            f"the schema is at {current}, which is newer than {head} of this version; it continues to run, update it",
             hint="Start the version that the database was migrated for.",
         )
 

@@ -1,4 +1,4 @@
-"""Secrets that the database keeps encrypted alone.
+"""Secrets that are stored encrypted in the database.
 
 AES-256-GCM under a key that HKDF-SHA256 derives from the installation's pepper, which the database does not know. What
 a secret belongs to is authenticated with it, so that no row's secret is good in another row.
@@ -95,7 +95,7 @@ class Vault:
             return cls(pepper_of(settings))
         except PepperMissingError as error:
             raise cls.unavailable(
-                f"{cls.about} encrypted by a pepper, and this installation has none.", hint=error.hint
+                f"{cls.about} encrypted with a pepper, but this installation has none.", hint=error.hint
             ) from None
 
     @property

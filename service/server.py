@@ -1,4 +1,4 @@
-"""The HTTP server: uvicorn's own, whose answers to what is no HTTP are problems, too.
+"""The HTTP server: uvicorn, with problems as responses to invalid HTTP too.
 
 Of time and crowds it bounds what one process can at little cost: a request's head, silence between two requests, and an
 answer that nobody takes. What a hostile network can do beyond that is a proxy's work: docs/deploy.md.
@@ -52,9 +52,11 @@ class ProblemProtocol(H11Protocol):
         error = sys.exception()
         too_large = getattr(error, "error_status_hint", 400) == HeadersTooLargeError.status
         problem: QuantmillError = (
-            HeadersTooLargeError(f"The head of the request is larger than {HEAD_BYTES} bytes.", hint="Send less of it.")
+            HeadersTooLargeError(
+                f"The headers of the request are larger than {HEAD_BYTES} bytes.", hint="Send fewer or smaller headers."
+            )
             if too_large
-            else MalformedRequestError("This is no HTTP request.", hint="Look at the request's form.")
+            else MalformedRequestError("The request is not valid HTTP.", hint="Check the format of the request.")
         )
         body = problem.problem().model_dump_json(exclude_none=True).encode()
         headers = {

@@ -36,191 +36,249 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="QUANTMILL_", extra="ignore", frozen=True, env_ignore_empty=True)
 
-    data_dir: Path = Field(default=Path(".quantmill"), description="Home of everything kept on local disk.")
-    database_url: str = Field(default="", description="Default: SQLite in data_dir.")
+    data_dir: Path = Field(default=Path(".quantmill"), description="Folder for all data on the local disk.")
+    database_url: str = Field(default="", description="URL of the database. Default: SQLite in data_dir.")
     broker_url: str = Field(
-        default="", description="Of Redis, mostly. Default: none; workers ask the database for jobs themselves."
+        default="",
+        description="URL of the message broker, usually Redis. Default: none; workers poll the database for jobs.",
     )
-    storage_dir: Path = Field(default=Path(), description="Content-addressed files. Default: data_dir/store.")
-    scratch_dir: Path = Field(default=Path(), description="Working folders of attempts. Default: data_dir/scratch.")
-    cache_dir: Path = Field(default=Path(), description="What jobs computed, for later ones. Default: data_dir/cache.")
+    storage_dir: Path = Field(
+        default=Path(), description="Folder of the content-addressed file store. Default: data_dir/store."
+    )
+    scratch_dir: Path = Field(
+        default=Path(), description="Folder for the working folders of attempts. Default: data_dir/scratch."
+    )
+    cache_dir: Path = Field(
+        default=Path(), description="Folder where jobs cache results for later jobs. Default: data_dir/cache."
+    )
     checkpoint_dir: Path = Field(
         default=Path(),
-        description="What a job has finished, for its next attempt; on storage that all workers share, for one on any "
-        "host. Of this installation alone. Default: scratch_dir.",
+        description="Folder where a job's checkpoints are kept for its next attempt; on storage that all workers "
+        "share, the next attempt can run on any host. Must not be shared with another installation. "
+        "Default: scratch_dir.",
     )
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
     api_key: SecretStr | None = Field(
         default=None,
-        description="A key of the default tenant that may do everything; `keys create` makes others.",
+        description="A key of the default tenant with all permissions; create others with `keys create`.",
     )
     key_pepper: SecretStr | None = Field(
         default=None,
-        description="What the secrets of keys are hashed with; the same on all hosts. Default: a file in data_dir, "
-        "where the database is SQLite.",
+        description="Pepper for hashing the secrets of keys; the same on all hosts. Default: a file in data_dir, "
+        "if the database is SQLite.",
     )
-    open: bool = Field(default=False, description="Without QUANTMILL_API_KEY, serve loopback to whoever has no key.")
+    open: bool = Field(
+        default=False, description="Without QUANTMILL_API_KEY, serve requests on loopback without a key."
+    )
     allowed_hosts: str = Field(
-        default="", description="Names by which a service on loopback is reached besides those of loopback, by commas."
+        default="",
+        description="Host names, besides those of loopback, that a service on loopback accepts; separated by commas.",
     )
     trusted_proxies: str = Field(
         default="127.0.0.1,::1",
-        description="Networks and addresses of proxies whose X-Forwarded-For and X-Forwarded-Proto are believed, by "
-        "commas.",
+        description="Networks and addresses of proxies whose X-Forwarded-For and X-Forwarded-Proto headers are "
+        "trusted; separated by commas.",
     )
     public_url: str = Field(
-        default="", description="Under which browsers reach the service, such as https://quant.example; in links."
+        default="",
+        description="Public origin of the service for browsers, such as https://quant.example; used in links.",
     )
     cors_origins: str = Field(
         default="",
-        description="Origins whose pages may use the service with keys of theirs, such as https://dash.example, "
-        "by commas.",
+        description="Origins whose pages may call the service with their own keys (CORS), such as "
+        "https://dash.example; separated by commas.",
     )
 
     egress_allowed: str = Field(
-        default="", description="Networks and hosts beyond the public internet that the service may call, by commas."
+        default="",
+        description="Networks and hosts outside the public internet that the service may call; separated by commas.",
     )
 
     webhook_seconds: float = Field(
-        default=15.0, gt=0, description="Time that a receiver of events or hand-overs has to answer."
+        default=15.0, gt=0, description="Seconds that a receiver of events or hand-overs has to respond."
     )
     webhook_slots: int = Field(
-        default=16, ge=1, le=64, description="Deliveries that one reconciler has under way; a tenant has half of them."
+        default=16,
+        ge=1,
+        le=64,
+        description="Maximum number of concurrent deliveries of one reconciler; a tenant may use half of them.",
     )
-    webhook_endpoint_slots: int = Field(default=4, ge=1, le=64, description="Deliveries under way to one receiver.")
+    webhook_endpoint_slots: int = Field(
+        default=4, ge=1, le=64, description="Maximum number of concurrent deliveries to one receiver."
+    )
     webhook_retry_seconds: str = Field(
         default="5,30,120,600,1800,3600,10800,21600,43200",
-        description="Pauses after each failure of a delivery or hand-over, by commas; then it has failed.",
+        description="Seconds to wait after each failed attempt of a delivery or hand-over, separated by commas; "
+        "after the last one it has failed.",
     )
     webhook_failing_seconds: float = Field(
-        default=24 * 3600.0, gt=0, description="Time after which a receiver that only fails is sent nothing more."
+        default=24 * 3600.0, gt=0, description="Seconds after which a receiver with failures only is disabled."
     )
     webhook_retention_seconds: float = Field(
-        default=30 * 24 * 3600.0, gt=0, description="Age at which a delivery is forgotten, sent or not."
+        default=30 * 24 * 3600.0, gt=0, description="Age in seconds at which a delivery is deleted, sent or not."
     )
 
     schedule_run_retention_seconds: float = Field(
-        default=90 * 24 * 3600.0, gt=0, description="Age at which a run of a schedule is forgotten, once it has ended."
+        default=90 * 24 * 3600.0, gt=0, description="Age in seconds at which an ended run of a schedule is deleted."
     )
 
     quota: Quota = Field(
-        default=Quota(), description="Limits of tenants that have none of their own, as JSON. Default: none."
+        default=Quota(), description="Default limits of tenants without their own, as JSON. Default: none."
     )
     max_upload_bytes: int = Field(default=8 * _GIB, ge=1)
-    max_body_bytes: int = Field(default=4 * _MIB, ge=1024, description="Largest JSON body.")
-    min_free_bytes: int = Field(default=256 * _MIB, ge=0, description="Disk floor: below it uploads are refused.")
-    upload_idle_seconds: float = Field(default=60.0, gt=0, description="Silence after which an upload is cut off.")
+    max_body_bytes: int = Field(default=4 * _MIB, ge=1024, description="Maximum size of a JSON body in bytes.")
+    min_free_bytes: int = Field(
+        default=256 * _MIB, ge=0, description="Minimum free disk space in bytes; below it, uploads are rejected."
+    )
+    upload_idle_seconds: float = Field(
+        default=60.0, gt=0, description="Seconds without data after which an upload is aborted."
+    )
     upload_expiry_seconds: float = Field(default=24 * 3600.0, gt=0)
     idempotency_seconds: float = Field(default=7 * 24 * 3600.0, gt=0)
-    ping_seconds: float = Field(default=15.0, gt=0, description="Silence after which an event stream sends a ping.")
-    publish_seconds: float = Field(default=1.0, gt=0, description="Time that the broker is given per message.")
+    ping_seconds: float = Field(
+        default=15.0, gt=0, description="Seconds without an event after which an event stream sends a ping."
+    )
+    publish_seconds: float = Field(default=1.0, gt=0, description="Seconds to wait for the broker per message.")
 
     api_lock_seconds: float = Field(
-        default=2.0, gt=0, description="Time that the API waits for a lock of the database, and again for its turn."
+        default=2.0,
+        gt=0,
+        description="Seconds that the API waits for a database lock, and again for its turn to write.",
     )
     api_answer_seconds: float = Field(
-        default=3.0, gt=0, description="Time that the API gives PostgreSQL for one statement; then it answers 503."
+        default=3.0,
+        gt=0,
+        description="Maximum seconds for one PostgreSQL statement of the API; after that, it responds with 503.",
     )
-    api_writers: int = Field(default=12, ge=1, le=32, description="Requests of the API that write at a time.")
+    api_writers: int = Field(
+        default=12, ge=1, le=32, description="Maximum number of concurrent API requests that write to the database."
+    )
     schema_wait_seconds: float = Field(
-        default=0.0, ge=0, description="Time that a process waits at its start for the database to be migrated."
+        default=0.0, ge=0, description="Seconds that a process waits at its start for the database to be migrated."
     )
     connection_idle_seconds: float = Field(
-        default=10.0, gt=0, description="Silence after which a connection without a request is closed."
+        default=10.0, gt=0, description="Seconds after which a connection without a request is closed."
     )
-    body_seconds: float = Field(default=60.0, gt=0, description="Time in which a JSON body must have arrived.")
+    body_seconds: float = Field(default=60.0, gt=0, description="Seconds within which a JSON body must arrive.")
     request_seconds: float = Field(
         default=120.0,
         gt=0,
-        description="Time after which a request without an answer gets a 503; not uploads, downloads and streams.",
+        description="Seconds after which a request without a response receives a 503; not for uploads, downloads "
+        "and streams.",
     )
     reading_seconds: float = Field(
         default=60.0,
         gt=0,
-        description="Time that a client may take nothing of an answer that waits for it, before it is cut off.",
+        description="Seconds after which a client that does not read its response is disconnected.",
     )
-    max_connections: int = Field(default=2000, ge=1, description="Requests that one API process serves at a time.")
-    max_connections_per_address: int = Field(default=1000, ge=1, description="Requests at a time from one address.")
+    max_connections: int = Field(
+        default=2000, ge=1, description="Maximum number of concurrent requests of one API process."
+    )
+    max_connections_per_address: int = Field(
+        default=1000, ge=1, description="Maximum number of concurrent requests from one address."
+    )
 
     lease_seconds: float = Field(default=60.0, gt=0)
     renew_seconds: float = Field(default=10.0, gt=0)
     reconcile_seconds: float = Field(default=2.0, gt=0)
-    redispatch_seconds: float = Field(default=10.0, gt=0, description="Age after which a message counts as lost.")
+    redispatch_seconds: float = Field(
+        default=10.0, gt=0, description="Age in seconds at which a message is considered lost."
+    )
     deaf_seconds: float = Field(
         default=60.0,
         gt=0,
-        description="Time that jobs lie released beside a free slot of a worker that no message reaches, before it "
-        "ends, to be started anew.",
+        description="Seconds that released jobs may wait while a worker has a free slot but receives no messages; "
+        "after that, the worker ends and is restarted.",
     )
     job_memory_bytes: int | None = Field(
-        default=None, ge=64 * _MIB, description="Default: a share of what the machine has, by slots."
+        default=None,
+        ge=64 * _MIB,
+        description="Memory limit of a job in bytes. Default: a share of the machine's memory, by slots.",
     )
     host_slots: int = Field(
-        default=0, ge=0, description="Slots of all workers that share the machine's memory. Default: worker_slots."
+        default=0,
+        ge=0,
+        description="Number of slots of all workers that share the machine's memory. Default: worker_slots.",
     )
-    extra_bytes: int = Field(default=16 * _GIB, ge=0, description="Files of a job beside its model, together.")
+    extra_bytes: int = Field(
+        default=16 * _GIB, ge=0, description="Maximum total size of a job's files in addition to its model, in bytes."
+    )
     checkpoint_bytes: int = Field(
-        default=16 * _GIB, ge=0, description="Finished work that is kept between attempts, per job; 0 keeps none."
+        default=16 * _GIB,
+        ge=0,
+        description="Maximum size of a job's checkpoints between attempts, in bytes; 0 keeps none.",
     )
     cache_bytes: int = Field(
-        default=4 * _GIB, ge=0, description="Size of cache_dir; the least recently used go first. 0: no cache."
+        default=4 * _GIB,
+        ge=0,
+        description="Maximum size of cache_dir in bytes; the least recently used entries are deleted first. 0: no "
+        "cache.",
     )
     job_deadline_seconds: float = Field(default=24 * 3600.0, gt=0)
     inspection_seconds: float = Field(
         default=60.0,
         gt=0,
-        description="CPU time, and time on the clock, of one inspection of a small file; a sixth of it more per 100 MB "
-        "of a model, half of it per 100 MB of a dataset.",
+        description="Maximum CPU time, and wall-clock time, of an inspection of a small file, in seconds; one "
+        "sixth more per 100 MB of a model, one half more per 100 MB of a dataset.",
     )
     inspection_slots: int = Field(
         default=4,
         ge=1,
-        description="Inspections at a time that `up` runs: one that is slow holds up nobody. One of several is kept "
-        "for tenants that have none running.",
+        description="Concurrent inspections in `up`; with several, a slow one does not block the others, and one "
+        "slot is reserved for tenants that have none running.",
     )
     job_retention_seconds: float | None = Field(
-        default=None, gt=0, description="Time after its end at which a job is forgotten. Default: never."
+        default=None, gt=0, description="Seconds after its end at which a job is deleted. Default: never."
     )
     audit_retention_seconds: float | None = Field(
-        default=None, gt=0, description="Age at which a row of the audit is forgotten. Default: never."
+        default=None, gt=0, description="Age in seconds at which an entry of the audit log is deleted. Default: never."
     )
     progress_retention_seconds: float = Field(
-        default=30 * 24 * 3600.0, gt=0, description="Time after its job's end at which a progress event is dropped."
+        default=30 * 24 * 3600.0,
+        gt=0,
+        description="Seconds after the end of its job at which a progress event is deleted.",
     )
     garbage_age_seconds: float = Field(
-        default=24 * 3600.0, ge=0, description="Age below which a stored file that no row names is left alone."
+        default=24 * 3600.0, ge=0, description="Minimum age in seconds at which an unreferenced stored file is deleted."
     )
-    trash_seconds: float = Field(
-        default=3600.0, ge=0, description="Time between a stored file's removal and the end of its bytes."
-    )
+    trash_seconds: float = Field(default=3600.0, ge=0, description="Seconds that a deleted file stays in the trash.")
     scrub_bytes_per_second: int = Field(
-        default=8 * _MIB, ge=0, description="Pace of the background verification of stored files; 0: none."
+        default=8 * _MIB,
+        ge=0,
+        description="Rate of the background verification of stored files, in bytes per second; 0: none.",
     )
     scrub_period_seconds: float = Field(
-        default=7 * 24 * 3600.0, gt=0, description="Time from the beginning of one such pass to that of the next."
+        default=7 * 24 * 3600.0,
+        gt=0,
+        description="Seconds from the start of one verification of all stored files to the start of the next.",
     )
     allow_pt2: bool = Field(
-        default=False, description="Accept archives of torch.export: loading one runs its author's code."
+        default=False, description="Accept torch.export archives (pt2). Loading one runs code of its author."
     )
     sandbox: Literal["auto", "require", "off"] = Field(
         default="auto",
-        description="Controls of the kernel that hold runners: those that are here; all, or the worker does not start; "
-        "none.",
+        description="Kernel controls that confine runners. auto: those that are available; require: the worker "
+        "does not start unless all required ones are available; off: none.",
     )
     spare_runners: bool = Field(
         default=True,
-        description="Keep a runner ready for the next job of each slot without GPUs, where that has 2 GiB or more.",
+        description="Keep a runner process ready for the next job of each slot without GPUs, if the slot has at "
+        "least 2 GiB of memory.",
     )
     worker_slots: int = Field(default=1, ge=1)
-    threads: int = Field(default=0, ge=0, description="Threads per job; 0 means cores // slots.")
-    pin_cores: bool = Field(default=False, description="Bind the jobs of each slot to cores of its own.")
+    threads: int = Field(default=0, ge=0, description="Threads per job; 0: cores // slots.")
+    pin_cores: bool = Field(default=False, description="Bind the jobs of each slot to separate cores.")
     short_slots: int = Field(
-        default=1, ge=0, description="Slots of a worker that take short jobs alone; one slot is always left for all."
+        default=1,
+        ge=0,
+        description="Slots of a worker that are reserved for short jobs; one slot always accepts all jobs.",
     )
-    short_job_bytes: int = Field(default=128 * _MIB, ge=0, description="Model and data of a short job, together.")
-    short_job_samples: int = Field(default=512, ge=0, description="Samples of a short job, together.")
+    short_job_bytes: int = Field(
+        default=128 * _MIB, ge=0, description="Maximum total size of model and data of a short job, in bytes."
+    )
+    short_job_samples: int = Field(default=512, ge=0, description="Maximum total number of samples of a short job.")
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -248,14 +306,16 @@ class Settings(BaseSettings):
     def _check_cors_origins(cls, text: str) -> str:
         for origin in _listed(text):
             if not _ORIGIN.fullmatch(origin):
-                raise ValueError(f"{origin!r} is no origin: write scheme and host alone, as https://dash.example:8443")
+                raise ValueError(
+                    f"{origin!r} is not an origin: use only scheme and host, such as https://dash.example:8443"
+                )
         return text
 
     @field_validator("public_url")
     @classmethod
     def _check_public_url(cls, text: str) -> str:
         if text and not _ORIGIN.fullmatch(text):
-            raise ValueError(f"{text!r} is no origin: write scheme and host alone, as https://quant.example")
+            raise ValueError(f"{text!r} is not an origin: use only scheme and host, such as https://quant.example")
         return text
 
     @field_validator("trusted_proxies")
@@ -295,7 +355,7 @@ class Settings(BaseSettings):
             "threads": self.threads or max(1, available_cores() // self.worker_slots),
         }
         if self.renew_seconds >= self.lease_seconds:
-            raise ValueError("renew_seconds must be smaller than lease_seconds, or every lease would expire")
+            raise ValueError("renew_seconds must be smaller than lease_seconds, otherwise every lease would expire")
         for name, value in filled.items():
             object.__setattr__(self, name, value)
         own = self.scratch_dir if self.checkpoint_dir == unset else self.checkpoint_dir

@@ -32,12 +32,12 @@ _READ_ONLY = 0o440
 _ENDING = ThreadPoolExecutor(1, "storage-ending")
 
 
-class StoredFileMissingError(QuantmillError, code="stored-file-missing", title="A stored file is missing", status=500):
-    """A file that the database knows of is not in the store."""
+class StoredFileMissingError(QuantmillError, code="stored-file-missing", title="Stored file missing", status=500):
+    """A file that is recorded in the database is missing from the store."""
 
 
-class StoredFileCorruptError(QuantmillError, code="stored-file-corrupt", title="A stored file is damaged", status=500):
-    """A stored file is not what it was when it was stored."""
+class StoredFileCorruptError(QuantmillError, code="stored-file-corrupt", title="Stored file damaged", status=500):
+    """A stored file is not identical to what was stored."""
 
 
 def check_digest(actual: str, expected: str) -> None:
@@ -49,18 +49,18 @@ def check_digest(actual: str, expected: str) -> None:
     if actual != expected:
         raise StoredFileCorruptError(
             f"The stored file {expected} is damaged: its bytes have sha256 {actual}.",
-            hint="Restore the storage folder from a backup, or upload the file again; tell the operator.",
+            hint="Restore the storage folder from a backup, or upload the file again. Inform the operator.",
             file=expected,
             actual=actual,
         )
 
 
-class StorageFullError(QuantmillError, code="storage-full", title="The storage is full", status=507):
-    """The disk has no room left."""
+class StorageFullError(QuantmillError, code="storage-full", title="Storage full", status=507):
+    """The disk is full."""
 
 
-class StorageAwayError(QuantmillError, code="storage-away", title="The storage cannot be reached", status=503):
-    """The storage folder is not there: its mount went away, or does not answer."""
+class StorageAwayError(QuantmillError, code="storage-away", title="Storage unavailable", status=503):
+    """The storage folder is not available: it is not mounted, or does not respond."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class FileStore:
         if size_bytes is not None and actual != size_bytes:
             stream.close()
             raise StoredFileCorruptError(
-                f"The file {sha256} holds {actual} bytes instead of {size_bytes}.",
+                f"The file {sha256} has {actual} bytes instead of {size_bytes}.",
                 hint="Restore the storage folder from a backup.",
             )
         return stream
@@ -156,7 +156,8 @@ class FileStore:
         """
         if not self.blobs.is_dir():
             raise StorageAwayError(
-                f"The storage folder {self.root} is not there.", hint="Mount it again; jobs go on by themselves then."
+                f"The storage folder {self.root} does not exist.",
+                hint="Mount it again; jobs then continue automatically.",
             )
 
     def put_file(

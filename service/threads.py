@@ -1,4 +1,4 @@
-"""Threads for calls that block: so many for one kind of work, so that no kind can take them all, nor any tenant.
+"""Thread pools for blocking calls, limited per kind of work and per tenant.
 
 Of one kind a tenant has three quarters of the threads at most, and half of them on one route: whoever is slow, or asks
 for what is slow, waits behind their own, and others go on.
@@ -35,8 +35,8 @@ _NOBODY = Asker()
 asker: ContextVar[Asker] = ContextVar("asker", default=_NOBODY)
 
 
-class ServiceBusyError(TransientError, code="service-busy", title="The service is busy"):
-    """More of the same kind waits than the service gets done just now; nothing was stored."""
+class ServiceBusyError(TransientError, code="service-busy", title="Service busy"):
+    """The service has more requests of this kind than it can process at the moment; nothing was stored."""
 
 
 class Threads:
@@ -90,7 +90,7 @@ class Threads:
                     self._waiting.remove((mine, turn))
             if isinstance(error, TimeoutError):
                 raise ServiceBusyError(
-                    f"The turn of this request did not come within {self._wait_seconds:g} s.",
+                    f"The request could not be started within {self._wait_seconds:g} s.",
                     hint="Nothing was stored; send the request again in a moment.",
                 ) from None
             raise

@@ -1,4 +1,4 @@
-"""How long a process waits for its database."""
+"""Database timeouts of a process."""
 
 from __future__ import annotations
 

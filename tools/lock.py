@@ -21,11 +21,12 @@ ROOT = Path(__file__).resolve().parents[1]
 PYTHON = "3.11"
 PROJECT = "pyproject.toml"
 ALL, CPU, CUDA = "requirements.lock", "requirements-cpu.lock", "requirements-cuda.lock"
-# Programs that only tests run, each with its packages in an environment of its own: none of them is in the other locks.
-# The server of MLflow, with what reads its models back; Flower, which shows Celery's tasks.
+# Programs with an environment each: none of their packages is in the other locks. For tests the server of MLflow, with
+# what reads its models back, and Flower, which shows Celery's tasks; Zensical, which builds the guide from docs/.
 APART = {
     "requirements-mlflow.lock": ("mlflow", [PROJECT, "tools/mlflow.in", "--extra", "mlflow"]),
     "requirements-flower.lock": ("flower", ["tools/flower.in"]),
+    "requirements-guide.lock": ("guide", ["tools/guide.in"]),
 }
 # Every extra but that of MLflow.
 EXTRAS = ("build", "worker", "torch", "demo", "dev")
@@ -41,7 +42,7 @@ OF_CUDA = re.compile(r"(nvidia|cuda)-.+|triton")
 HEADER = "# Made by `make lock` from pyproject.toml and constraints.txt.{}\n"
 ABOUT_CPU = f" The CPU build of torch: installed before {ALL}, where pip can find it."
 ABOUT_CUDA = f" What PyPI's build of torch needs beside {ALL}."
-ABOUT_APART = " For tests, in an environment of its own: `make {}`."
+ABOUT_APART = " In an environment of its own: `make {}`."
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""The workshop: claims jobs, supervises runner processes, and holds the quantizer."""
+"""The worker: claims jobs, supervises runner processes, and contains the quantizer."""

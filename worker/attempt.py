@@ -1,4 +1,4 @@
-"""Watches the runner of one claimed attempt to its end: reads its lines, and stops it where it must.
+"""Supervises the runner of one claimed attempt until its end: reads its output, and stops it if necessary.
 
 Nothing here talks to the database, which may hang: that is the business of the lease's own thread. What the runner may
 do is judged by the lease's end on this machine's clock. Beyond it the runner's processes are stopped where they stand,

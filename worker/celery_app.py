@@ -103,9 +103,7 @@ class CeleryWorker:
         try:
             if get_implementation(sender.pool_cls) is not get_implementation("threads"):
                 name = getattr(sender.pool_cls, "__module__", sender.pool_cls)
-                raise InvalidSettingsError(
-                    f"The pool {name} cannot run jobs.", hint="Leave -P out: the pool is of threads."
-                )
+                raise InvalidSettingsError(f"The pool {name} cannot run jobs.", hint="Omit -P: the pool uses threads.")
             self._queues = tuple(sender.app.amqp.queues.consume_from)
             settings = self.settings.model_copy(update={"worker_slots": int(sender.concurrency)})
             self.node = Node(settings, self._consumed, self._devices, stopping=self.stopping, name=sender.hostname)
@@ -155,8 +153,8 @@ def make_app(settings: Settings, devices: tuple[str, ...] = ()) -> Celery:
     """
     if not settings.broker_url:
         raise InvalidSettingsError(
-            "There is no broker for Celery.",
-            hint="Set QUANTMILL_BROKER_URL; without a broker start `quantmill worker`, which asks the database.",
+            "No broker for Celery is configured.",
+            hint="Set QUANTMILL_BROKER_URL; without a broker, start `quantmill worker`, which polls the database.",
         )
     app = Celery("quantmill", set_as_current=True)
     app.conf.update(celery_settings(settings))

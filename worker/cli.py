@@ -1,4 +1,4 @@
-"""The command line.
+"""The command line: all commands of Quantmill.
 
 Modules are imported where they are needed: the engine and the web framework each take a moment to load, and the API
 server is installed without the engine.

@@ -1,4 +1,4 @@
-"""The end of an attempt: the transition that its outcome asks for, tried for as long as it takes."""
+"""The end of an attempt: performs the transition of its outcome, with retries until it succeeds."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def worker_fault(error: Exception, attempt: int) -> Interrupted:
     return Interrupted(
         Waiting(
             code=WORKER_FAULT,
-            message=f"Its worker failed on attempt {attempt}, not the job: {said}.",
-            hint="The worker's log tells the whole. It is tried again, ever more rarely.",
+            message=f"The worker, not the job, failed in attempt {attempt}: {said}.",
+            hint="See the worker's log for details. The job is retried at increasing intervals.",
         )
     )
 
@@ -187,13 +187,13 @@ class Conclusion:
             if not isinstance(fault, StorageFullError):
                 return PUT_BACK
             fault = StorageFullError(
-                "There is no space left for the database.",
-                hint="Free some space, or enlarge its disk; the job goes on by itself then.",
+                "The disk of the database is full.",
+                hint="Free disk space, or enlarge the disk; the job then continues automatically.",
             )
         elif fault is None:
             fault = StorageAwayError(
-                f"What the job had stored is not to be seen any more: {error}",
-                hint="Look at the storage folder; the job goes on by itself.",
+                f"The job's stored results are no longer accessible: {error}",
+                hint="Check the storage folder; the job then continues automatically.",
             )
         return waiting_for(fault.problem())
 

@@ -1,4 +1,4 @@
-"""The whole service on one host by one command: API, workers and reconciler as children of this process.
+"""The whole service on one host: API, workers and reconciler as child processes.
 
 The listening socket belongs to this process and outlives the API child: while a dead API is restarted, connections wait
 instead of being refused.
@@ -43,10 +43,10 @@ def banner(settings: Settings, url: str) -> str:
     """What a service that is ready tells of itself: where it is, and who may use it."""
     line = f"Quantmill is ready: {url}  (dashboard; the API: {url}/docs)"
     if settings.keyless:
-        return f"{line}\nWARNING: it is open: everybody on this machine may use it without a key."
+        return f"{line}\nWARNING: no key is required: everybody on this machine can use the service."
     if settings.api_key is None and is_loopback(settings.host):
         key_file = settings.data_dir / LOCAL_KEY_FILE
-        return f"{line}\nIts key: {key_file}  (commands of the same user find it by themselves)"
+        return f"{line}\nKey: {key_file}  (commands of the same user find it automatically)"
     return line
 
 
@@ -124,7 +124,7 @@ class EmbeddedService:
         except SQLAlchemyError as error:
             reason = str(error.__cause__ or error).strip().splitlines()[0]
             raise StartError(
-                f"The database cannot be brought up to date: {reason}", hint="Check QUANTMILL_DATABASE_URL."
+                f"The database cannot be migrated: {reason}", hint="Check QUANTMILL_DATABASE_URL."
             ) from error
         self._keeper.start()
         until = time.monotonic() + READY_SECONDS
@@ -141,11 +141,11 @@ class EmbeddedService:
         if died:
             raise StartError(
                 f"The {died[0].name} ended with exit code {died[0].exit_codes[-1]} before the service was ready.",
-                hint="What it printed above says why.",
+                hint="See its output above.",
             )
         if time.monotonic() > until:
             raise StartError(
-                f"The service was not ready within {READY_SECONDS:.0f} s.", hint=f"Look at {self.url}/readyz."
+                f"The service was not ready within {READY_SECONDS:.0f} s.", hint=f"Check {self.url}/readyz."
             )
         return is_ready(self._settings.host, self.port)
 
@@ -175,7 +175,7 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         hint = "Choose another port with --port; --port 0 takes any free one."
         if error.errno == errno.EADDRINUSE:
-            raise AddressError(f"Port {port} on {host} is in use by another process.", hint=hint) from None
+            raise AddressError(f"Port {port} on {host} is already in use by another process.", hint=hint) from None
         raise AddressError(f"Cannot listen on {host} port {port}: {error.strerror}.", hint=hint) from None
     return listener
 
@@ -215,8 +215,8 @@ def lock_data_dir(data_dir: Path) -> IO[str]:
         owner = stream.read().strip()
         stream.close()
         raise DataDirInUseError(
-            f"Another service (process {owner or 'unknown'}) runs on {data_dir}.",
-            hint="Stop it, or choose another folder with --data-dir.",
+            f"Another service (process {owner or 'unknown'}) is using {data_dir}.",
+            hint="Stop it, or use another folder with --data-dir.",
         ) from None
     stream.truncate(0)
     stream.write(f"{os.getpid()}\n")

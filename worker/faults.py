@@ -1,4 +1,4 @@
-"""Which errors are the installation's fault: a disk without room, a store that is away. No job pays for them."""
+"""Errors caused by the installation: a full disk, unavailable storage. They are not charged to jobs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def storage_fault(error: BaseException, *folders: Path) -> StorageFullError | St
             return no_room(str(seen))
         if isinstance(seen, OSError) and seen.errno in _AWAY:
             return StorageAwayError(
-                f"The storage cannot be used: {seen}", hint="Mend or mount it again; the job goes on by itself then."
+                f"The storage is not usable: {seen}",
+                hint="Repair it or mount it again; the job then continues automatically.",
             )
         seen = seen.__cause__ or seen.__context__
     return None
@@ -49,8 +50,8 @@ def storage_fault(error: BaseException, *folders: Path) -> StorageFullError | St
 def no_room(what: object) -> StorageFullError:
     """The error of a disk without room; ``what`` says which, or what was refused."""
     return StorageFullError(
-        f"There is no space left on the worker's disk: {what}",
-        hint="Free some space, or enlarge the disk; the job goes on by itself then.",
+        f"The worker's disk is full: {what}",
+        hint="Free disk space, or enlarge the disk; the job then continues automatically.",
     )
 
 

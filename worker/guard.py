@@ -1,4 +1,4 @@
-"""Asked again and again while something long is done for an attempt: may it go on?"""
+"""Checks repeatedly during long operations of an attempt whether it may continue."""
 
 from __future__ import annotations
 

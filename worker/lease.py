@@ -1,4 +1,4 @@
-"""The right to write for one attempt, kept by a thread of its own from the claim to the commit of the attempt's end.
+"""The lease of one attempt, renewed by a thread from the claim to the commit of the attempt's end.
 
 The thread renews the lease, learns of cancels, and writes what the runner told. All of it may hang for as long as the
 database does: whoever must act at the lease's end (see ``worker.attempt``) asks ``over()``, which looks at this

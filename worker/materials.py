@@ -1,4 +1,4 @@
-"""Everything an attempt needs, laid out in its scratch folder, and checkpoints kept from one attempt to the next.
+"""Prepares the inputs of an attempt in its scratch folder, and keeps checkpoints between attempts.
 
     scratch/JOB.ATTEMPT/task.json
                        /model/...      under the names of the model's manifest, so that external data is found
@@ -297,7 +297,9 @@ def plain_name(name: str) -> str:
         ExternalDataError: it would leave the folder.
     """
     if name in {"", ".", ".."} or "/" in name or "\\" in name or "\0" in name:
-        raise ExternalDataError(f"{name!r} is not a plain file name.", hint="Name external data without any folder.")
+        raise ExternalDataError(
+            f"{name!r} is not a plain file name.", hint="Use names without folders for external data."
+        )
     return name
 
 
@@ -318,7 +320,8 @@ def copy_checked(source: Path, destination: Path, *, sha256: str, check: Callabl
 
 def _missing(job_id: str, what: str) -> EngineError:
     return EngineError(
-        f"The {what} of job {job_id} is gone.", hint="Upload it again and submit a new job; tell the operator."
+        f"The {what} of job {job_id} does not exist any more.",
+        hint="Upload it again and submit a new job. Inform the operator.",
     )
 
 

@@ -1,4 +1,4 @@
-"""The memory and the threads of this machine and of a job: read from the kernel, never guessed."""
+"""Memory and threads of this machine and of a job, read from the kernel."""
 
 from __future__ import annotations
 
@@ -146,9 +146,9 @@ class MemoryWatch:
         if self.near_share():
             told, hint = f"The job needs more memory than its limit of {self.limit_bytes} bytes", HINT
         else:
-            told, hint = "The machine ran out of memory and the kernel ended the job", _KERNEL_HINT
+            told, hint = "The machine ran out of memory and the kernel killed the job", _KERNEL_HINT
         return ResourceLimitError(
-            f"{told}; it held {self.used_bytes} bytes when it was last looked at.",
+            f"{told}; it used {self.used_bytes} bytes when last measured.",
             hint=hint,
             resource="memory",
             limit_bytes=self.limit_bytes,

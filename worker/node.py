@@ -1,4 +1,4 @@
-"""A worker process: its slots, its heartbeat, and how a released job gets to a supervisor."""
+"""A worker process: its slots, its heartbeat, and passing released jobs to supervisors."""
 
 from __future__ import annotations
 
@@ -216,4 +216,6 @@ def refuse_unknown(queues: Collection[str]) -> None:
     """
     unknown = [name for name in queues if name not in QUEUES]
     if unknown:
-        raise InvalidSettingsError(f"There is no queue {unknown[0]!r}.", hint=f"The queues are: {', '.join(QUEUES)}.")
+        raise InvalidSettingsError(
+            f"Queue {unknown[0]!r} does not exist.", hint=f"Available queues: {', '.join(QUEUES)}."
+        )

@@ -1,4 +1,4 @@
-"""What the end of a runner process means for its job: ``TABLE``, read from its top, is the only place that says so.
+"""The outcome of a runner process for its job: ``TABLE``, read from the top, is the only definition.
 
 Known exit codes fail the job or end it as asked; what the installation did to the job is not charged, however often;
 everything else is a crash, which is charged and tried again until the attempts are used up.
@@ -102,13 +102,13 @@ class Fenced:
 Outcome = Succeeded | Failed | Retry | Interrupted | Canceled | Fenced
 
 SHUTDOWN = Interrupted(
-    Waiting(code="worker-shutdown", message="The worker shut down.", hint="Another worker goes on with it.")
+    Waiting(code="worker-shutdown", message="The worker shut down.", hint="Another worker will continue the job.")
 )
 DATABASE_AWAY = Interrupted(
     Waiting(
         code="database-away",
-        message="The worker could not reach the database for as long as it keeps a job.",
-        hint="The job goes on by itself; the worker's log tells what was wrong.",
+        message="The worker could not reach the database for longer than it may keep a job.",
+        hint="The job continues automatically; see the worker's log for the cause.",
     )
 )
 
@@ -152,7 +152,9 @@ def classify(ending: Ending) -> Outcome:
 
 def waiting_for(problem: Problem) -> Interrupted:
     """The attempt was interrupted by a fault of the installation."""
-    return Interrupted(Waiting(code=problem.code, message=problem.detail, hint=problem.hint or "It goes on by itself."))
+    return Interrupted(
+        Waiting(code=problem.code, message=problem.detail, hint=problem.hint or "The job continues automatically.")
+    )
 
 
 def _stopped(reason: StopReason) -> Callable[[Ending], bool]:
@@ -183,7 +185,7 @@ def _deadline(_: Ending) -> Outcome:
 
 def _stalled(_: Ending) -> Outcome:
     error = StalledError(
-        "The runner showed no progress for too long and was ended.",
+        "The runner made no progress for too long and was stopped.",
         hint="Submit the job again; if it stalls again, report the model and the config.",
     )
     return Failed(error.problem())
@@ -205,7 +207,7 @@ def _over_time(ending: Ending) -> Outcome:
 
 def _starved(ending: Ending) -> Outcome:
     assert ending.memory is not None  # noqa: S101 - see TABLE
-    return Retry("the kernel ended it, for the machine had no memory left", deadly=False, poison=ending.memory)
+    return Retry("the kernel killed it because the machine ran out of memory", deadly=False, poison=ending.memory)
 
 
 def _storage(ending: Ending) -> Outcome:
@@ -217,8 +219,8 @@ def _not_started(ending: Ending) -> Outcome:
     return Interrupted(
         Waiting(
             code=NOT_STARTED,
-            message=f"The process that was to work on it could not be started: {describe_end(ending)}.",
-            hint="Look into the worker's log, and mend its installation; the job goes on by itself then.",
+            message=f"The runner process could not be started: {describe_end(ending)}.",
+            hint="Check the worker's log and repair its installation; the job then continues automatically.",
         )
     )
 
@@ -227,7 +229,7 @@ def _cpu(ending: Ending) -> Outcome:
     if ending.budget is not None:
         return Failed(ending.budget.cpu_problem())
     error = ResourceLimitError(
-        "The job used more CPU time than its limit.",
+        "The job exceeded its CPU time limit.",
         hint="Use fewer calibration samples, or raise QUANTMILL_JOB_DEADLINE_SECONDS.",
         resource="cpu",
     )
@@ -237,8 +239,8 @@ def _cpu(ending: Ending) -> Outcome:
 def _crash(ending: Ending) -> Outcome:
     words = describe_end(ending)
     error = PoisonError(
-        f"The runner process crashed in each of {ending.charged_attempts} attempts; the last time: {words}.",
-        hint="The model or its data makes the runtime crash. Try another model or config, and report this one.",
+        f"The runner process crashed in each of {ending.charged_attempts} attempts, most recently: {words}.",
+        hint="The model or its data crashes the runtime. Try another model or config, and report this one.",
         exit=words,
         attempts=ending.charged_attempts,
         stderr=ending.stderr_tail or None,
@@ -252,7 +254,7 @@ def _crash(ending: Ending) -> Outcome:
 def describe_end(ending: Ending) -> str:
     """The end in words: an exit code, a signal, or a broken protocol."""
     if ending.stopped is StopReason.PROTOCOL:
-        return "it wrote something that cannot be read"
+        return "it wrote invalid output"
     if ending.returncode < 0:
         try:
             return f"ended by {signal.Signals(-ending.returncode).name}"
@@ -267,12 +269,14 @@ def describe_end(ending: Ending) -> str:
 TABLE = (
     OutcomeRow(
         "fenced",
-        "the database says that another attempt has the job",
+        "the database shows that another attempt owns the job",
         "nothing is written",
         _stopped(StopReason.FENCED),
         lambda _: Fenced(),
     ),
-    OutcomeRow("canceled", "the owner asked for it", "canceled", _stopped(StopReason.CANCELED), lambda _: Canceled()),
+    OutcomeRow(
+        "canceled", "cancellation was requested", "canceled", _stopped(StopReason.CANCELED), lambda _: Canceled()
+    ),
     OutcomeRow(
         "result",
         f"exit code {EXIT_OK} and a result",
@@ -295,18 +299,18 @@ TABLE = (
         _deadline,
     ),
     OutcomeRow(
-        "inspection's time",
-        "an inspection, still running when its time on the clock was over",
-        "failed: too-complex, if it had used three quarters of its CPU time; else queued again, not charged, with "
-        "twice the time, waiting: validation-overdue",
+        "inspection time limit",
+        "an inspection, still running at its wall-clock time limit",
+        "failed: too-complex, if it used at least three quarters of its CPU time; otherwise queued again, "
+        "not charged, with twice the time, waiting: validation-overdue",
         _stopped(StopReason.BUDGET),
         _over_time,
     ),
-    OutcomeRow("stalled", "silent for an hour", "failed: stalled", _stopped(StopReason.STALLED), _stalled),
+    OutcomeRow("stalled", "no output for an hour", "failed: stalled", _stopped(StopReason.STALLED), _stalled),
     OutcomeRow(
         "memory",
-        "ended at its share of memory",
-        "failed: resource-limit; too-complex for an inspection beyond the memory that its file's size gives it",
+        "stopped at its memory limit",
+        "failed: resource-limit; too-complex for an inspection that exceeds the memory allowed for its file size",
         lambda ending: ending.stopped is StopReason.MEMORY,
         _memory,
     ),
@@ -326,14 +330,14 @@ TABLE = (
     ),
     OutcomeRow(
         "installation",
-        f"exit code {EXIT_INSTALLATION} and an error: the disk is full, the storage is away",
+        f"exit code {EXIT_INSTALLATION} and an error: the disk is full, the storage is unavailable",
         "queued again, not charged, waiting: storage-full or storage-away",
         _told(EXIT_INSTALLATION),
         lambda ending: waiting_for(_problem(ending)),
     ),
     OutcomeRow(
-        "database away",
-        "no lease for as long as a stopped runner is kept",
+        "database unreachable",
+        "without a lease for as long as a stopped runner is kept",
         "queued again, not charged, waiting: database-away",
         _stopped(StopReason.AWAY),
         lambda _: DATABASE_AWAY,
@@ -347,14 +351,14 @@ TABLE = (
     ),
     OutcomeRow(
         "interrupted",
-        f"exit code {EXIT_INTERRUPTED}: asked to stop by somebody else; SIGTERM: so early that it could not say so",
-        "queued again, not charged, after a pause if nothing was done yet",
+        f"exit code {EXIT_INTERRUPTED}: stopped by another process; SIGTERM: before it could report an error",
+        "queued again, not charged, after a pause if no work was done yet",
         lambda ending: ending.returncode in (EXIT_INTERRUPTED, -signal.SIGTERM),
         lambda _: Interrupted(),
     ),
     OutcomeRow(
-        "without a lease",
-        "SIGKILL while there was no lease: the runner ends itself",
+        "lease expired",
+        "SIGKILL while it had no lease: the runner kills itself",
         "queued again, not charged, waiting: database-away",
         lambda ending: ending.lease_over and ending.returncode == -signal.SIGKILL,
         lambda _: DATABASE_AWAY,
@@ -367,29 +371,29 @@ TABLE = (
         _cpu,
     ),
     OutcomeRow(
-        "memory of others",
-        "SIGKILL by the kernel's count of such ends, with memory far below its share",
+        "machine out of memory",
+        "SIGKILL by the kernel (its count of out-of-memory kills increased), with memory far below its limit",
         "charged and queued again; failed: resource-limit after the last attempt",
         lambda ending: ending.memory is not None and ending.within_share and ending.returncode == -signal.SIGKILL,
         _starved,
     ),
     OutcomeRow(
         "out of memory",
-        "SIGKILL from nobody here, with memory near its share",
-        "failed: resource-limit; counts towards the model's quarantine, as a fault does",
+        "SIGKILL by another process, with memory near its limit",
+        "failed: resource-limit; counts towards the model's quarantine, like a fault",
         lambda ending: ending.memory is not None and ending.returncode == -signal.SIGKILL,
-        lambda ending: _memory(ending, "the kernel ended it for the memory that it took"),
+        lambda ending: _memory(ending, "the kernel killed it because of its memory use"),
     ),
     OutcomeRow(
         "mapped file",
-        "SIGBUS while the scratch folder's disk has no room",
+        "SIGBUS while the disk of the scratch folder is full",
         "queued again, not charged, waiting: storage-full",
         lambda ending: ending.storage is not None and ending.returncode == -signal.SIGBUS,
         _storage,
     ),
     OutcomeRow(
         "not started",
-        f"exit code {EXIT_NOT_STARTED}, or {EXIT_NOT_IMPORTED} before any line: its program cannot be run or loaded",
+        f"exit code {EXIT_NOT_STARTED}, or {EXIT_NOT_IMPORTED} before any output: its program cannot be run or loaded",
         "queued again, not charged, after a pause, waiting: runner-not-started",
         lambda ending: (
             ending.returncode == EXIT_NOT_STARTED or (ending.returncode == EXIT_NOT_IMPORTED and not ending.heard)
@@ -398,7 +402,8 @@ TABLE = (
     ),
     OutcomeRow(
         "crash",
-        f"everything else: another signal, exit code {EXIT_CRASH}, lines that cannot be read, {EXIT_CANCELED} unasked",
+        f"everything else: another signal, exit code {EXIT_CRASH}, invalid output, {EXIT_CANCELED} without "
+        "cancellation",
         "charged and queued again; failed: poison after the last attempt, or after two faults in a row "
         "(SIGSEGV, SIGBUS, SIGFPE, SIGABRT, SIGTRAP), which quarantine the model",
         lambda _: True,

@@ -1,4 +1,4 @@
-"""A worker without a broker: it releases jobs for its own slots, and runs them in threads of its own."""
+"""A worker without a broker: releases jobs for its own slots, and runs them in its own threads."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Pool:
         except RuntimeError as error:
             self._forget(job)
             raise DispatchError(
-                f"No thread could be started: {error}", hint="Allow this user more processes."
+                f"No thread could be started: {error}", hint="Raise the process limit of this user."
             ) from error
 
     def ping(self) -> None:

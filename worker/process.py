@@ -1,4 +1,4 @@
-"""The worker process and the reconciler process: what they are made of."""
+"""Setup of the worker process and of the reconciler process."""
 
 from __future__ import annotations
 

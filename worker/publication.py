@@ -1,4 +1,4 @@
-"""From the files of a runner to what a transition takes: everything durable first, visible only with the row."""
+"""Publishes a runner's files: all are durable first, and become visible with the row."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def publish(
     """
     store.check_there()
     if output.is_symlink():
-        raise EngineError("The runner put a link in the place of its folder.")
+        raise EngineError("The runner replaced its folder by a link.")
     put = partial(_stored, output, store, check)
     if isinstance(result, ModelResult):
         return _publish_model(result, put)
@@ -99,7 +99,7 @@ def _publish_model(result: ModelResult, put: Put) -> ModelSummary | MadeModel:
     if not result.files:
         return result.summary
     if tuple(file.file for file in result.files) not in ((MADE_MODEL,), (MADE_MODEL, MADE_DATA)):
-        raise EngineError(f"The runner made {', '.join(file.file for file in result.files)}, which is no model.")
+        raise EngineError(f"The runner created {', '.join(file.file for file in result.files)}, which is not a model.")
     stored = [(file.file, put(file.file, file.sha256)) for file in result.files]
     return MadeModel(result.summary, tuple(NewModelFile(name, one.sha256, one.size_bytes) for name, one in stored))
 
@@ -107,7 +107,7 @@ def _publish_model(result: ModelResult, put: Put) -> ModelSummary | MadeModel:
 def _publish_quantized(result: QuantizeResult, put: Put, stored_report: StoredFile) -> QuantizeOutcome:
     manifest, data = result.report.manifest, result.data
     if manifest.output_data_sha256 != (None if data is None else data.sha256):
-        raise EngineError("The runner's report does not tell of the file of data beside its model.")
+        raise EngineError("The runner's report does not list the external data file of its model.")
     files = [("model", "model.onnx", put(result.model_file, manifest.output_sha256))]
     if data is not None:
         files.append((DATA_KIND, data.file, put(data.file, data.sha256)))
@@ -129,7 +129,7 @@ def _stored(output: Path, store: FileStore, check: Callable[[], None], name: str
     """The runner's file in the store, if it has the bytes that the runner told of."""
     stored = store.put_file(_written(output, name), check=check)
     if stored.sha256 != sha256:
-        raise EngineError(f"The runner's file {name} has sha256 {stored.sha256}; it told of {sha256}.")
+        raise EngineError(f"The runner's file {name} has sha256 {stored.sha256}, but it reported {sha256}.")
     return stored
 
 
@@ -145,9 +145,9 @@ def _written(output: Path, name: str) -> Path:
     except OSError:
         state = None
     if output.is_symlink() or state is None or not stat.S_ISREG(state.st_mode):
-        raise EngineError(f"The runner reported {name}, which is not there.")
+        raise EngineError(f"The runner reported {name}, which does not exist.")
     if state.st_nlink != 1:
-        raise EngineError(f"The runner reported {name}, which is a file with another name beside.")
+        raise EngineError(f"The runner reported {name}, which has another hard link.")
     return path
 
 
@@ -166,7 +166,7 @@ def _check_size(files: Sequence[Path], limit_bytes: int | None) -> None:
     size_bytes = sum(path.stat().st_size for path in files)
     if limit_bytes is not None and size_bytes > limit_bytes:
         raise ResourceLimitError(
-            f"The files beside the model take {size_bytes} bytes; {limit_bytes} are allowed.",
-            hint="Ask for fewer candidates or analyses in one job, or raise QUANTMILL_EXTRA_BYTES.",
+            f"The files in addition to the model have {size_bytes} bytes; the maximum is {limit_bytes}.",
+            hint="Request fewer candidates or analyses in one job, or raise QUANTMILL_EXTRA_BYTES.",
             resource="disk",
         )

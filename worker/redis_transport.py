@@ -1,4 +1,4 @@
-"""Redis as a broker, without trust in what its lists hold.
+"""Redis as a broker, without trusting the contents of its lists.
 
 kombu takes every message for one that kombu wrote, and Celery most of its fields for what they should be: an exception
 on the way ends the worker, and one ``redis-cli lpush cpu "not json"`` would do. Here nothing of a message goes on but

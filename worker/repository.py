@@ -1,4 +1,4 @@
-"""Statements of the worker and the reconciler that belong to no single noun."""
+"""SQL statements of the worker and the reconciler that belong to no single resource."""
 
 from __future__ import annotations
 

@@ -245,8 +245,8 @@ class StopSignal:
         if not self._seen:
             return None
         if self._flag.exists():
-            return CanceledError("The job was canceled while it ran.")
-        return InterruptedRunError("The worker shuts down.")
+            return CanceledError("The job was canceled while it was running.")
+        return InterruptedRunError("The worker is shutting down.")
 
 
 class NotLoadedError(Exception):
@@ -293,7 +293,7 @@ def perform(
         summary = inspect_dataset(Path(task.path), task.preprocessing, thumbnails=output)
         if task.format is not None and summary.file_format != task.format:
             raise DatasetFormatError(
-                f"The file is {summary.file_format}, not {task.format} as declared.",
+                f"The file is {summary.file_format}, but {task.format} was declared.",
                 hint=f"Create the dataset again with format: {summary.file_format}.",
                 pointer="/format",
             )
@@ -319,14 +319,14 @@ def resource_limit(error: BaseException) -> ResourceLimitError | None:
             return _memory_error()
         if isinstance(seen, OSError) and seen.errno in (errno.ENOSPC, errno.EDQUOT):
             return ResourceLimitError(
-                "There is no space left on the disk.",
-                hint="Free some space, then do the same again.",
+                "The disk is full.",
+                hint="Free disk space, then try again.",
                 resource="disk",
             )
         if isinstance(seen, OSError) and seen.errno == errno.EFBIG:
             return ResourceLimitError(
-                "The job writes a file larger than its limit.",
-                hint="The quantized model is too large for this worker; ask its operator to raise the file size limit.",
+                "The job wrote a file larger than its limit.",
+                hint="The quantized model is too large for this worker; ask the operator to raise the file size limit.",
                 resource="disk",
             )
         seen = seen.__cause__ or seen.__context__
@@ -339,7 +339,7 @@ def _memory_error() -> ResourceLimitError:
     known = limit_bytes != resource.RLIM_INFINITY
     limit = f" of {limit_bytes} bytes of address space" if known else ""
     return ResourceLimitError(
-        f"The job needs more memory than its limit{limit}; it held {used_bytes} bytes when an allocation failed.",
+        f"The job needs more memory than its limit{limit}; it used {used_bytes} bytes when an allocation failed.",
         hint=HINT,
         resource="memory",
         limit_bytes=limit_bytes if known else None,

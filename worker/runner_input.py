@@ -1,4 +1,4 @@
-"""What a runner hears on standard input: its job, its lease, and whether its supervisor still lives.
+"""Standard input of a runner: its job, its lease, and whether its supervisor is alive.
 
 The line says what ``worker.launcher`` is told of a runner whose job is known: limits, controls, environment, folder.
 The runner puts itself under all that before it reads anything else, and says so on descriptor 3. From then on it is the

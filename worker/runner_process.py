@@ -1,4 +1,4 @@
-"""A runner as its supervisor sees it: its process, its lines, what it is told, and how it is stopped and ended.
+"""The supervisor's view of a runner: its process, its output, its input, and how it is stopped.
 
 A runner makes no processes itself (see ``worker.confinement``). Where it asks for one, to try a written model that may
 end its process, the supervisor starts that: both are stopped, let go on and ended together.
@@ -103,7 +103,7 @@ class RunnerProcess:
         line = self._next_line(timeout_seconds if self._trial is None else min(timeout_seconds, _LOOK_SECONDS))
         if isinstance(line, TrialLine):
             if self._start_trial is None or self._trial is not None:
-                raise EngineError("The runner asked for a process beside those that it may have.")
+                raise EngineError("The runner tried to start a process that is not allowed.")
             self._trial = self._start_trial(Path(line.folder))
             log.info("runner.trial_started pid=%d runner=%d", self._trial.pid, self.pid)
         elif self._trial is not None:
@@ -227,11 +227,7 @@ class RunnerProcess:
                 try:
                     self._put(LINE_ADAPTER.validate_json(data))
                 except ValidationError as error:
-                    self._put(
-                        EngineError(
-                            f"The runner wrote a line that cannot be read: {error.errors(include_url=False)[:1]}"
-                        )
-                    )
+                    self._put(EngineError(f"The runner wrote an invalid line: {error.errors(include_url=False)[:1]}"))
                     return
         self._put(None)
 

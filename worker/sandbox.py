@@ -275,7 +275,7 @@ _FREE_BYTES, _BYTES_PER_BYTE = 2 << 30, 8
 # An inspection that had a CPU for so much of its time had the machine.
 _BUSY_SHARE = 0.75
 _MOST_DOUBLINGS = 6
-_HINT = "Simplify the file, or have the operator raise QUANTMILL_INSPECTION_SECONDS or the memory of workers."
+_HINT = "Simplify the file, or ask the operator to raise QUANTMILL_INSPECTION_SECONDS or the memory of workers."
 
 
 @dataclass(frozen=True)
@@ -341,7 +341,7 @@ def budget_of(job: Job, folder: Path, settings: Settings, share_bytes: int) -> I
 
 def _problem(limit: str, words: str, found: float, most: float) -> Problem:
     error = TooComplexError(
-        f"To look into the file takes more than {most} {words}: it had used {found} when it was stopped.",
+        f"Inspecting the file requires more than {most} {words}: it had used {found} when it was stopped.",
         hint=_HINT,
         limit=limit,
         found=found,

@@ -1,4 +1,4 @@
-"""The slots of a worker: what the jobs of each may use, and which of them are free."""
+"""The slots of a worker: resources of each, and which are free."""
 
 from __future__ import annotations
 
@@ -46,8 +46,9 @@ def shares(settings: Settings, devices: Sequence[str] = ()) -> list[Share]:
     slots = settings.worker_slots
     if devices and len(devices) < slots:
         raise InvalidSettingsError(
-            f"{slots} slots cannot share the {len(devices)} devices {', '.join(devices)}: each needs one of its own.",
-            hint=f"Give --slots {len(devices)}, or leave it out.",
+            f"{slots} slots cannot share the {len(devices)} devices {', '.join(devices)}: each slot needs "
+            "its own device.",
+            hint=f"Use --slots {len(devices)}, or omit the option.",
         )
     cores = affinity() if settings.pin_cores else []
     return [

@@ -1,4 +1,4 @@
-"""A spare runner for each slot: it has started and loaded the engine before its job is known.
+"""A spare runner for each slot, started with the engine loaded before its job is known.
 
 To start a process and to load the engine takes a second, a hundred times what all else takes before a small job makes
 progress. A spare has done both. It is started under all controls, with rules of Landlock that let it reach the folders

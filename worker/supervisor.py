@@ -1,4 +1,4 @@
-"""Takes one job from its claim to its end: scratch folder, runner process, outcome, publication, transition.
+"""Runs one job from its claim to its end: scratch folder, runner process, outcome, publication, transition.
 
 A fault of the installation (a full disk, a database that is away) interrupts the attempt and costs the job nothing; nor
 does an error here, of this host or a bug of ours. A host on which attempts end that way takes no jobs for a while, see
@@ -171,7 +171,10 @@ class Supervisor:
         if settings.checkpoint_bytes:
             folder = open_checkpoints(settings.checkpoint_dir, job.id, limit_bytes=settings.checkpoint_bytes)
             if folder is None:
-                told = "checkpoints cannot be kept: their storage is away or full; another attempt would begin anew"
+                told = (
+                    "checkpoints cannot be saved because their storage is unavailable or full; another "
+                    "attempt would start from the beginning"
+                )
                 lease.tell(LogLine(level="warning", message=told))
         return Keeping(
             extra_bytes=settings.extra_bytes,

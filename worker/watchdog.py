@@ -1,4 +1,4 @@
-"""Ends a worker that no message reaches although jobs are released to it: its keeper starts one with a new connection.
+"""Ends a worker that receives no messages although jobs were released to it; it is restarted with a new connection.
 
 A connection to a broker may be open and carry nothing, and the client's library may not notice. The database knows: a
 job that was released lies there unclaimed, beside a free slot. What runs is never ended for it.

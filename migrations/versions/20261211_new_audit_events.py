@@ -37,6 +37,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
+    # older code takes rows that were forgotten for missing; hashes made anew would take the evidence from all others
     _chain()
     op.drop_column('audit_heads', 'first_hash')
     op.drop_column('audit_heads', 'first_seq')

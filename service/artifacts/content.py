@@ -1,4 +1,4 @@
-"""Answers that carry a file: ranges, entity tags, digests and safe names."""
+"""Responses that contain a file: ranges, entity tags, digests and safe names."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ async def _blocks(file: ServedFile, begin: int, length: int, writes: Threads | N
             block = await run_in_threadpool(stream.read, min(_BLOCK_BYTES, length))
             if not block:
                 # the client sees a body shorter than Content-Length, never a false end
-                raise EOFError("the stored file ends before its size")
+                raise EOFError("the stored file is shorter than its recorded size")
             length -= len(block)
             if writes is not None:
                 await run_in_threadpool(digest.update, block)

@@ -1,4 +1,4 @@
-"""Names under which results are downloaded: which model it was, by which recipe, for what."""
+"""File names for downloads of results: model, recipe and purpose."""
 
 from __future__ import annotations
 

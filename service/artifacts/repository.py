@@ -1,4 +1,4 @@
-"""Statements about artifacts."""
+"""SQL statements for artifacts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTTP face of artifacts."""
+"""HTTP routes of artifacts."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ router = APIRouter(tags=["artifacts"])
 _FILE = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 _FILE_RESPONSES: Responses = {
     200: {"description": "The file", "content": _FILE},
-    206: {"description": "The range that was asked for", "content": _FILE},
-    304: {"description": "Not changed"},
+    206: {"description": "The requested range", "content": _FILE},
+    304: {"description": "Not modified"},
 }
 
 
 @router.get("/v1/jobs/{job_id}/artifacts")
 @reading
 def list_artifacts(job_id: str, app: AppDep, principal: PrincipalDep) -> ArtifactList:
-    """Files that the job produced; none before it has succeeded."""
+    """List the files that a job created; empty until it has succeeded."""
     found = service.list_of_job(app, principal.tenant_id, job_id)
     return ArtifactList(items=[_out(artifact) for artifact in found])
 
@@ -34,14 +34,14 @@ def list_artifacts(job_id: str, app: AppDep, principal: PrincipalDep) -> Artifac
 @router.get("/v1/artifacts/{artifact_id}")
 @reading
 def get_artifact(artifact_id: str, app: AppDep, principal: PrincipalDep) -> ArtifactOut:
-    """What is known of an artifact."""
+    """Get an artifact's metadata."""
     return _out(service.get(app, principal.tenant_id, artifact_id))
 
 
 @router.head("/v1/artifacts/{artifact_id}/content", responses=_FILE_RESPONSES, response_class=Response)
 @reading
 def head_content(artifact_id: str, app: AppDep, principal: PrincipalDep) -> Response:
-    """Size, type and digest of the file."""
+    """Get the size, type and digest of an artifact's file."""
     artifact = service.get(app, principal.tenant_id, artifact_id)
     headers = {**_content(artifact).headers(), "Content-Length": str(artifact.size_bytes)}
     return Response(headers=headers, media_type=artifact.media_type)
@@ -54,7 +54,7 @@ def head_content(artifact_id: str, app: AppDep, principal: PrincipalDep) -> Resp
 )
 @reading
 def get_content(artifact_id: str, request: Request, app: AppDep, principal: PrincipalDep) -> Response:
-    """The file; takes Range, If-Range and If-None-Match. The entity tag is its sha256."""
+    """Download an artifact's file. Supports Range, If-Range and If-None-Match. The ETag is the SHA-256 of the file."""
     artifact = service.get(app, principal.tenant_id, artifact_id)
     content = _content(artifact)
     if not_modified(content, request.headers):

@@ -1,4 +1,4 @@
-"""Artifacts as seen over HTTP, and their errors."""
+"""API schemas and errors of artifacts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from service.resources import ResourceNotFoundError
 
 
 class ArtifactLinks(BaseModel):
-    """Where to go from an artifact."""
+    """Related URLs of an artifact."""
 
     self: str
     content: str
@@ -19,15 +19,18 @@ class ArtifactLinks(BaseModel):
 
 
 class ArtifactOut(BaseModel):
-    """A file that a job produced."""
+    """A file that a job created."""
 
     id: str
     job_id: str
     attempt: int
     kind: str = Field(
-        description="model: the quantized ONNX file; report: the report; any other word: a further file of its recipe."
+        description="Kind of the file. model: the quantized ONNX file; report: the report; other kinds: further "
+        "files of the recipe."
     )
-    filename: str = Field(description="For downloads: of model and report it says which model, and by which recipe.")
+    filename: str = Field(
+        description="File name for downloads; for model and report it contains the model's name and the recipe."
+    )
     media_type: str
     size_bytes: int
     sha256: str
@@ -45,21 +48,19 @@ class ArtifactNotFoundError(
     ResourceNotFoundError,
     word="artifact",
     code="artifact-not-found",
-    title="No such artifact",
-    listed="GET /v1/jobs/{id}/artifacts lists those of a job.",
+    title="Artifact not found",
+    listed="List the artifacts of a job with GET /v1/jobs/{id}/artifacts.",
 ):
-    """There is no such artifact (or it belongs to somebody else)."""
+    """The artifact does not exist or belongs to another tenant."""
 
 
-class RangeNotSatisfiableError(
-    HttpError, code="range-not-satisfiable", title="The range lies outside the file", status=416
-):
-    """The range lies outside the file."""
+class RangeNotSatisfiableError(HttpError, code="range-not-satisfiable", title="Range not satisfiable", status=416):
+    """The requested range is outside the file."""
 
     def __init__(self, size_bytes: int) -> None:
         super().__init__(
-            f"The file has {size_bytes} bytes; the range begins after them.",
-            hint="Ask for a range within the file.",
+            f"The file has {size_bytes} bytes; the range starts after its end.",
+            hint="Request a range within the file.",
             header="Range",
             size_bytes=size_bytes,
         )

@@ -1,4 +1,4 @@
-"""Artifacts: found by row, read from the store."""
+"""Artifacts: looked up by row, read from the store."""
 
 from __future__ import annotations
 

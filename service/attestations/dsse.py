@@ -1,4 +1,4 @@
-"""Envelopes by DSSE v1 (github.com/secure-systems-lab/dsse), and the Ed25519 keys (RFC 8032) that sign them.
+"""DSSE v1 envelopes (github.com/secure-systems-lab/dsse) and the Ed25519 keys (RFC 8032) that sign them.
 
 securesystemslib's envelope takes signatures by their ``keyid`` alone, which DSSE calls a hint that may be missing, and
 base64 with bits that decoding drops.
@@ -36,11 +36,11 @@ class Signature(BaseModel):
 
 
 class Envelope(BaseModel):
-    """An envelope as it is stored and sent; fields that are not known are passed over, as DSSE asks."""
+    """An envelope as it is stored and sent. Unknown fields are ignored, as DSSE requires."""
 
     model_config = ConfigDict(frozen=True, populate_by_name=True)
 
-    payload: str = Field(description="The statement, JSON, in base64.", max_length=MOST_BYTES)
+    payload: str = Field(description="The statement, as JSON in base64.", max_length=MOST_BYTES)
     payload_type: str = Field(alias="payloadType", max_length=256)
     signatures: tuple[Signature, ...] = Field(min_length=1, max_length=_MOST_SIGNATURES)
 
@@ -91,14 +91,14 @@ def parse_envelope(data: bytes) -> Envelope:
         AttestationUnreadableError: it is none.
     """
     if len(data) > MOST_BYTES:
-        raise AttestationUnreadableError(f"The attestation has more than {MOST_BYTES} bytes.")
+        raise AttestationUnreadableError(f"The attestation is larger than {MOST_BYTES} bytes.")
     try:
         return Envelope.model_validate_json(data)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"])) or "the whole"
+        place = ".".join(map(str, first["loc"])) or "the whole document"
         raise AttestationUnreadableError(
-            f"The attestation is no DSSE envelope: {place}: {message_of(first)}.",
+            f"The attestation is not a valid DSSE envelope: {place}: {message_of(first)}.",
             hint="Download it again with GET /v1/jobs/{id}/attestation.",
         ) from None
 
@@ -112,7 +112,7 @@ def _decoded(text: str) -> bytes:
         data = None
     # bits that decoding drops are no place for changes
     if data is None or base64.b64encode(data).decode() != plain:
-        raise AttestationUnreadableError("The attestation's payload or signature is not base64.")
+        raise AttestationUnreadableError("The payload or a signature of the attestation is not valid base64.")
     return data
 
 
@@ -197,14 +197,16 @@ def keys_of_pem(text: str, where: str) -> list[PublicKey]:
     """
     blocks = _PEM.findall(text) if len(text) <= _MOST_PEM_CHARS else []
     if not blocks:
-        raise PublicKeyError(f"{where} contains no public key in PEM.", hint="GET /v1/keys/signing shows them.")
+        raise PublicKeyError(
+            f"{where} contains no public key in PEM format.", hint="Get the public keys with GET /v1/keys/signing."
+        )
     found = []
     for block in blocks:
         try:
             key = load_pem_public_key(block.encode())
         except (ValueError, UnsupportedAlgorithm):
-            raise PublicKeyError(f"{where} holds a public key that is damaged.") from None
+            raise PublicKeyError(f"{where} contains a damaged public key.") from None
         if not isinstance(key, Ed25519PublicKey):
-            raise PublicKeyError(f"{where} holds a public key of another kind than Ed25519.")
+            raise PublicKeyError(f"{where} contains a public key of a type other than Ed25519.")
         found.append(PublicKey(key.public_bytes_raw()))
     return found

@@ -1,4 +1,4 @@
-"""Statements about attestations and the keys that sign them."""
+"""SQL statements for attestations and signing keys."""
 
 from __future__ import annotations
 

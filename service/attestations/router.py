@@ -1,4 +1,4 @@
-"""HTTP face of attestations and of the keys that sign them."""
+"""HTTP routes of attestations and signing keys."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from service.keys.schemas import KeyNeededError
 
 router = APIRouter(tags=["attestations"])
 
-_NOT_CHANGED: Responses = {304: {"description": "Not changed"}}
+_NOT_CHANGED: Responses = {304: {"description": "Not modified"}}
 
 
 @router.get(
@@ -35,7 +35,9 @@ _NOT_CHANGED: Responses = {304: {"description": "Not changed"}}
 async def get_attestation(
     job_id: str, app: AppDep, principal: PrincipalDep, if_none_match: Annotated[str | None, Header()] = None
 ) -> Response:
-    """What a succeeded job made, from what and by which engine, signed by the installation. It never changes."""
+    """Get the attestation of a succeeded job: its results, inputs and engine, signed by the installation. It never
+    changes.
+    """
     row = await app.reads.run(lambda: service.kept(app, principal.tenant_id, job_id))
     if row is None:
         row = await app.writes.run(lambda: service.made(app, principal.tenant_id, job_id))
@@ -47,10 +49,10 @@ async def get_attestation(
 
 @router.get("/v1/keys/signing", responses=problems(SigningUnavailableError, KeyNeededError, DatabaseUnavailableError))
 async def list_signing_keys(app: AppDep, guest: GuestDep) -> SigningKeyList:
-    """The public halves of the keys by which this installation has signed: give them to whoever verifies.
+    """List the public keys that this installation has signed with, for verifying attestations.
 
-    Anybody may ask without a key. The first signing key is made for those alone that bring one; till then, the list
-    that others are given is empty.
+    Requires no key. The first signing key is created by a request with a key; until then, requests without a key get an
+    empty list.
     """
     rows = await app.reads.run(lambda: service.keys_kept(app))
     if not rows and guest is not None:

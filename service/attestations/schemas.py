@@ -1,4 +1,4 @@
-"""Attestations and signing keys as seen over HTTP, and their errors."""
+"""API schemas and errors of attestations and signing keys."""
 
 from __future__ import annotations
 
@@ -15,29 +15,31 @@ class SignatureOut(BaseModel):
     """One signature."""
 
     keyid: str = Field(description="Id of the key: the first 16 hexadecimal digits of the SHA-256 of its 32 bytes.")
-    sig: str = Field(description="Ed25519, in base64.")
+    sig: str = Field(description="Ed25519 signature, in base64.")
 
 
 class EnvelopeOut(BaseModel):
-    """A DSSE envelope, whose payload is an in-toto statement with SLSA provenance."""
+    """A DSSE envelope. Its payload is an in-toto statement with SLSA provenance."""
 
-    payload: str = Field(description="The statement, JSON, in base64.")
+    payload: str = Field(description="The statement, as JSON in base64.")
     payloadType: Literal["application/vnd.in-toto+json"]  # noqa: N815 - as DSSE spells it
     signatures: list[SignatureOut]
 
 
 class SigningKeyOut(BaseModel):
-    """A key by which the installation signs, or did."""
+    """A key that the installation signs with, or has signed with."""
 
     id: str
     algorithm: Literal["ed25519"]
-    public_key: str = Field(description="PEM.")
+    public_key: str = Field(description="Public key in PEM format.")
     created_at: datetime
-    retired_at: datetime | None = Field(description="Null: it signs now. What it signed before stays good.")
+    retired_at: datetime | None = Field(
+        description="When the key was retired; null for the current key. Earlier signatures remain valid."
+    )
 
 
 class SigningKeyList(BaseModel):
-    """All keys there have been, the newest first."""
+    """All signing keys, newest first."""
 
     items: list[SigningKeyOut]
 
@@ -45,45 +47,39 @@ class SigningKeyList(BaseModel):
 # Errors around attestations.
 
 
-class AttestationNotReadyError(
-    TransientError, code="attestation-not-ready", title="The attestation is not there yet", status=409
-):
-    """The job has not ended yet."""
+class AttestationNotReadyError(TransientError, code="attestation-not-ready", title="Attestation not ready", status=409):
+    """The job has not ended, so it has no attestation yet."""
 
     retry_after_seconds = 2
 
 
-class AttestationNotFoundError(
-    QuantmillError, code="attestation-not-found", title="The job has no attestation", status=404
-):
-    """The job gave nothing that could be attested."""
+class AttestationNotFoundError(QuantmillError, code="attestation-not-found", title="Attestation not found", status=404):
+    """The job has no results that can be attested."""
 
 
-class SigningUnavailableError(
-    QuantmillError, code="signing-unavailable", title="The service cannot keep a signing key", status=409
-):
-    """The installation has no pepper, by which its signing key is encrypted."""
+class SigningUnavailableError(QuantmillError, code="signing-unavailable", title="Signing not available", status=409):
+    """The installation has no pepper, which is required to encrypt its signing key."""
 
 
 class SigningKeyUnreadableError(
-    QuantmillError, code="signing-key-unreadable", title="The signing key cannot be read", status=409
+    QuantmillError, code="signing-key-unreadable", title="Signing key not readable", status=409
 ):
-    """The stored signing key was encrypted under another pepper, or is damaged."""
+    """The stored signing key was encrypted with a different pepper, or is damaged."""
 
 
 class AttestationUnreadableError(
-    QuantmillError, code="attestation-unreadable", title="The attestation cannot be read", status=422
+    QuantmillError, code="attestation-unreadable", title="Attestation not readable", status=422
 ):
-    """A file is not an attestation by which anything could be verified."""
+    """The file is not a valid attestation."""
 
 
-class PublicKeyError(QuantmillError, code="public-key-invalid", title="There is no usable public key", status=422):
-    """A file holds no public key that verifies attestations."""
+class PublicKeyError(QuantmillError, code="public-key-invalid", title="Public key not usable", status=422):
+    """The file contains no public key that can verify attestations."""
 
 
-class NotVerifiedError(QuantmillError, code="not-verified", title="The file is not verified", status=422):
-    """A file is not what its attestation says, or nobody who is trusted has said it."""
+class NotVerifiedError(QuantmillError, code="not-verified", title="Verification failed", status=422):
+    """The file does not match its attestation, or no trusted key has signed the attestation."""
 
 
-class NotReproducedError(QuantmillError, code="not-reproduced", title="The job gave other bytes", status=409):
-    """The same job has given other bytes."""
+class NotReproducedError(QuantmillError, code="not-reproduced", title="Result not reproduced", status=409):
+    """Repeating the job gave different bytes."""

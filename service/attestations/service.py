@@ -1,4 +1,4 @@
-"""Attestations of jobs, and the keys that sign them, for whoever asks."""
+"""Attestations of jobs and the keys that sign them."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def kept(app: AppState, tenant_id: str, job_id: str) -> Attestation | None:
         has_report = found is not None or jobs.report(session, tenant_id, job_id) is not None
     if job.kind == "evaluate":
         raise AttestationNotFoundError(
-            f"The job {job_id} is an evaluation: it has no model to attest.",
-            hint=f"GET /v1/jobs/{job_id}/report shows what it measured.",
+            f"Job {job_id} is an evaluation: it created no model that could be attested.",
+            hint=f"Get its results with GET /v1/jobs/{job_id}/report.",
         )
     if has_report:
         return found
     if job.state in TERMINAL:
         raise AttestationNotFoundError(
-            f"The job {job_id} ended as {job.state} and has nothing to attest.",
-            hint=f"GET /v1/jobs/{job_id} shows the error.",
+            f"Job {job_id} ended as {job.state} and has no results to attest.",
+            hint=f"See its error with GET /v1/jobs/{job_id}.",
         )
     raise AttestationNotReadyError(
-        f"The job {job_id} is {job.state}.", hint=f"Wait for it with GET /v1/jobs/{job_id}?wait=25."
+        f"Job {job_id} is {job.state}.", hint=f"Wait until it has ended with GET /v1/jobs/{job_id}?wait=25."
     )
 
 
@@ -49,7 +49,9 @@ def made(app: AppState, tenant_id: str, job_id: str) -> Attestation:
     """
     row = attest(app.database, app.settings, tenant_id, job_id)
     if row is None:
-        raise AttestationNotFoundError(f"The job {job_id} was deleted meanwhile.", hint="GET /v1/jobs lists the jobs.")
+        raise AttestationNotFoundError(
+            f"Job {job_id} was deleted during the request.", hint="List all jobs with GET /v1/jobs."
+        )
     return row
 
 

@@ -1,4 +1,4 @@
-"""The installation's signing key, and attestations of jobs that have succeeded, made and signed once with it."""
+"""The installation's signing key; creates and signs the attestation of each succeeded job once."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def signing_key(database: Database, settings: Settings) -> SigningKey:
         key = SigningKey.of_text(sealer.open(row.id, row.sealed))
     except SealBrokenError:
         raise SigningKeyUnreadableError(
-            f"The signing key {row.id} is damaged, or was created with another QUANTMILL_KEY_PEPPER.",
-            hint="Set that pepper, or create another key with `quantmill keys rotate-signing`.",
+            f"The signing key {row.id} is damaged, or was created with a different QUANTMILL_KEY_PEPPER.",
+            hint="Set the pepper that it was created with, or create a new key: quantmill keys rotate-signing.",
         ) from None
     return key
 
@@ -76,7 +76,9 @@ def ensure_key(database: Database, sealer: Sealer) -> SigningKeyRow:
             note(session, _BY_ITSELF, "signing-key.create", public.id)
         row = repository.current_signing_key(session)
     if row is None:
-        raise SigningKeyUnreadableError("The signing key was retired while it was made.", hint="Ask again.")
+        raise SigningKeyUnreadableError(
+            "The signing key was retired while it was being created.", hint="Send the request again."
+        )
     return row
 
 
@@ -105,7 +107,9 @@ def rotate(database: Database, settings: Settings, by: Principal) -> SigningKeyR
             note(session, by, "signing-key.rotate", public.id)
         row = repository.current_signing_key(session)
     if row is None:
-        raise SigningKeyUnreadableError("The signing key was retired while it was made.", hint="Rotate again.")
+        raise SigningKeyUnreadableError(
+            "The signing key was retired while it was being created.", hint="Rotate the key again."
+        )
     return row
 
 

@@ -1,4 +1,4 @@
-"""What is attested: an in-toto Statement v1 with a SLSA Provenance v1 predicate (slsa.dev/spec/v1.0/provenance).
+"""The attested statement: in-toto Statement v1 with a SLSA Provenance v1 predicate (slsa.dev/spec/v1.0/provenance).
 
 ``made_statement`` writes one, as canonical JSON: the same rows give the same bytes. ``Statement`` reads what this or a
 later version wrote; fields that it does not know are passed over, as in-toto asks.
@@ -188,12 +188,12 @@ def parse_statement(payload: bytes) -> Statement:
         found = Statement.model_validate_json(payload)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"])) or "the whole"
+        place = ".".join(map(str, first["loc"])) or "the whole document"
         raise AttestationUnreadableError(
-            f"The payload is no provenance statement: {place}: {message_of(first)}."
+            f"The payload is not a valid provenance statement: {place}: {message_of(first)}."
         ) from None
     if found.predicate.definition.build_type != BUILD_TYPE:
-        raise AttestationUnreadableError("The statement tells of another kind of build than a quantization.")
+        raise AttestationUnreadableError("The statement describes a type of build other than a quantization.")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Whether a file is what its attestation says, without a service: signature, digests, and what the file says itself.
+"""Verifies a file against its attestation without a service: signature, digests, and the model's own metadata.
 
 Everything is read as bytes: nothing of file or attestation is executed, unpacked or followed to another place.
 """
@@ -88,7 +88,7 @@ def verify(file: Path, envelope: Envelope, trusted: Sequence[TrustedKey], *, sig
         if signed_by is None:
             return Verification(sha256, faults=() if fault is None else (fault,))
     if envelope.payload_type != PAYLOAD_TYPE:
-        fault = Fault("payload-type", f"The attestation is no statement: its type is {envelope.payload_type!r}.")
+        fault = Fault("payload-type", f"The attestation contains no statement: its type is {envelope.payload_type!r}.")
         return Verification(sha256, signed_by, faults=(fault,))
     statement = parse_statement(envelope.body)
     faults = [] if signed_by is None else list(_retired(signed_by, statement))
@@ -96,7 +96,7 @@ def verify(file: Path, envelope: Envelope, trusted: Sequence[TrustedKey], *, sig
     external: list[Path] = []
     if sha256 not in digests:
         names = ", ".join(subject.name for subject in statement.subjects[:5])
-        message = f"{file.name} has sha256 {sha256}; no file that the attestation tells of has it ({names})."
+        message = f"{file.name} has sha256 {sha256}; the attestation lists no file with this digest ({names})."
         faults.append(Fault("file-changed", message))
     else:
         try:
@@ -111,17 +111,17 @@ def verify(file: Path, envelope: Envelope, trusted: Sequence[TrustedKey], *, sig
 
 def _signer(envelope: Envelope, trusted: Sequence[TrustedKey]) -> tuple[TrustedKey | None, Fault | None]:
     if not trusted:
-        return None, Fault("signature-not-checked", "The signature was not checked: no key is trusted.")
+        return None, Fault("signature-not-checked", "The signature was not verified: there is no trusted key.")
     found = envelope.signed_by([known.key for known in trusted])
     if found is not None:
         return next(known for known in trusted if known.key == found), None
     hints = {signature.keyid for signature in envelope.signatures}
     known = {trust.key.id for trust in trusted}
     if hints & known:
-        message = f"The signature is not that of key {min(hints & known)}: signature or content was changed."
+        message = f"The signature of key {min(hints & known)} is not valid: the signature or the content was changed."
         return None, Fault("signature-invalid", message)
     told = ", ".join(sorted(hints))
-    return None, Fault("key-unknown", f"No trusted key has signed the attestation; it names {told or 'none'}.")
+    return None, Fault("key-unknown", f"The attestation was not signed by a trusted key; it names {told or 'none'}.")
 
 
 def _retired(signed_by: TrustedKey, statement: Statement) -> Iterator[Fault]:
@@ -136,7 +136,7 @@ def _external_faults(external: list[Path], digests: set[str]) -> Iterator[Fault]
     for path in external:
         found = _sha256(path)
         if found not in digests:
-            message = f"{path.name} has sha256 {found}; no file that the attestation tells of has it."
+            message = f"{path.name} has sha256 {found}; the attestation lists no file with this digest."
             yield Fault("external-data-changed", message)
 
 
@@ -149,7 +149,7 @@ def _manifest_faults(file: Path, statement: Statement) -> Iterator[Fault]:
     for name, value in told.items():
         own = said.get(PREFIX + name)
         if own is not None and value is not None and own != value:
-            yield Fault("manifest-differs", f"The model's {name} is {own}; the attestation tells of {value}.")
+            yield Fault("manifest-differs", f"The model's {name} is {own}, but the attestation states {value}.")
 
 
 def model_metadata(file: Path) -> dict[str, str]:

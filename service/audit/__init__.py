@@ -1,1 +1,1 @@
-"""The audit: who did what, one row per deed, chained so that tampering is found."""
+"""The audit log: who did what, one row per action, chained so that tampering is detected."""

@@ -1,4 +1,4 @@
-"""Statements about the audit."""
+"""SQL statements for the audit log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTTP face of the audit log: of one's own tenant for admins, of all for operators."""
+"""HTTP routes of the audit log: the own tenant's for admins, all tenants' for operators."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from service.keys.scopes import seen_tenant
 router = APIRouter(tags=["audit"])
 
 _SEQ_MAX = 2**62
-_ACTION = "Of this action alone, such as job.cancel; job.* means all actions on jobs."
+_ACTION = "Only entries with this action, such as job.cancel; job.* matches all actions on jobs."
 
 
 class AuditOut(BaseModel):
@@ -26,21 +26,21 @@ class AuditOut(BaseModel):
 
     seq: int
     tenant_id: str
-    actor: str = Field(description="Id of the key, or what stands in its place, such as local-key.")
-    action: str = Field(description="Noun and verb, such as job.cancel.")
-    object: str = Field(description="Id of what it was done to.")
+    actor: str = Field(description="Id of the key that was used, or its substitute, such as local-key.")
+    action: str = Field(description="Action as noun and verb, such as job.cancel.")
+    object: str = Field(description="Id of the object of the action.")
     request_id: str
-    address: str = Field(description="Of the client; behind a proxy that is not trusted the proxy's.")
+    address: str = Field(description="Address of the client; behind an untrusted proxy, the address of the proxy.")
     at: datetime
     previous_hash: str
     hash: str
 
 
 class AuditPage(BaseModel):
-    """Entries of the audit log, the newest first."""
+    """Entries of the audit log, newest first."""
 
     items: list[AuditOut]
-    next_before: int | None = Field(default=None, description="Send it as ?before= to get the next page.")
+    next_before: int | None = Field(default=None, description="Pass it as ?before= to get the next page.")
 
 
 _ONLY = Depends(only_parameters("tenant", "actor", "action", "since", "until", "before", "limit"))
@@ -50,15 +50,21 @@ _ONLY = Depends(only_parameters("tenant", "actor", "action", "since", "until", "
 async def list_audit(
     app: AppDep,
     principal: PrincipalDep,
-    tenant: Annotated[Tenant | None, Query(description="Of this tenant alone; another's takes an operator.")] = None,
-    actor: Annotated[str | None, Query(max_length=255, pattern=PLAIN_TEXT, description="Of this key alone.")] = None,
+    tenant: Annotated[
+        Tenant | None, Query(description="Only entries of this tenant; other tenants require an operator key.")
+    ] = None,
+    actor: Annotated[
+        str | None, Query(max_length=255, pattern=PLAIN_TEXT, description="Only entries of this key.")
+    ] = None,
     action: Annotated[str | None, Query(max_length=255, pattern=PLAIN_TEXT, description=_ACTION)] = None,
-    since: Annotated[Moment | None, Query(description="Only entries of this moment or later.")] = None,
-    until: Annotated[Moment | None, Query(description="Only entries before this moment.")] = None,
-    before: Annotated[int | None, Query(ge=1, le=_SEQ_MAX, description="Only rows with numbers below this.")] = None,
+    since: Annotated[Moment | None, Query(description="Only entries at or after this time.")] = None,
+    until: Annotated[Moment | None, Query(description="Only entries before this time.")] = None,
+    before: Annotated[
+        int | None, Query(ge=1, le=_SEQ_MAX, description="Only entries with a number less than this.")
+    ] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> AuditPage:
-    """Who did what in the asker's tenant, or for operators in all."""
+    """List the audit log of your tenant, including operators' actions on it (operators: of all tenants)."""
     shown, filters = seen_tenant(principal, tenant), AuditFilters(actor, action, since, until)
     return await app.reads.run(lambda: _page(app, shown, before, limit, filters))
 

@@ -1,4 +1,4 @@
-"""Writing and verifying the audit.
+"""Writes and verifies the audit log.
 
 Each row's hash covers its columns and the hash of the row before (a hash chain, as in RFC 6962's forerunners and in
 Schneier and Kelsey, "Secure audit logs", 1999), so that no row can be changed, taken out or moved without changing all
@@ -42,7 +42,7 @@ class Verdict:
     seq: int = 0  # that row's number
 
 
-def note(session: Session, by: Principal, action: str, about: str) -> None:
+def note(session: Session, by: Principal, action: str, about: str, *, tenant_id: str | None = None) -> None:
     """Leave a row on what this transaction does, which ``link`` appends to the chain.
 
     Args:
@@ -50,9 +50,10 @@ def note(session: Session, by: Principal, action: str, about: str) -> None:
         by: who does it.
         action: noun and verb, such as ``job.cancel``.
         about: id of what it is done to.
+        tenant_id: whose that is, who reads of it in the own log; None: the doer's tenant's.
     """
     repository.add(
-        session, tenant_id=by.tenant_id, actor=by.actor, action=action, object=about,
+        session, tenant_id=tenant_id or by.tenant_id, actor=by.actor, action=action, object=about,
         request_id=by.request_id, address=by.address,
     )  # fmt: skip
 

@@ -1,1 +1,1 @@
-"""Batches: jobs that are asked for, watched and canceled as one."""
+"""Batches: jobs that are submitted, watched and canceled together."""

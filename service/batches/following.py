@@ -1,4 +1,4 @@
-"""The logs of a batch's jobs as one: merged by time, and gone on with from any event on, none left out or told twice.
+"""The event logs of a batch's jobs merged by time; resumable after any event without gaps or repeats.
 
 A position says of each job, in the order in which they came to the batch, up to which number its log was told:
 ``5.0.12``, zeros at the end left out. Jobs of retries come behind those that were there, so that it stays good.

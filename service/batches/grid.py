@@ -1,4 +1,4 @@
-"""The members that a request for a batch asks for: each is a request for a job, with its place in the batch's."""
+"""The members of a batch request: each is a job request with its place in the batch request."""
 
 from __future__ import annotations
 
@@ -130,6 +130,6 @@ def clash(presets: Sequence[str], configs: Sequence[dict[str, Any]]) -> FieldPro
     for k, config in enumerate(configs):
         for key in ("preset", "format"):
             if presets and key in config:
-                told = f"the grid has presets, which a config with its own {key} cannot be laid over"
+                told = f"the grid has presets, which cannot be combined with a config that has its own {key}"
                 return FieldProblem(pointer=below("/configs", k, key), code="preset-twice", message=told)
     return None

@@ -1,4 +1,4 @@
-"""Statements about batches and their members."""
+"""SQL statements for batches and their members."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTTP face of batches."""
+"""HTTP routes of batches."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ _NO_CONTROL = r"^[^\x00-\x1f\x7f]*$"
 # Of an event stream the schema is that of one event.
 _STREAMED = {
     "type": "object",
-    "description": "One event; ``data`` is JSON: of ``end`` the batch's id and state, else an event as in a page.",
+    "description": "One event; ``data`` is JSON: the batch's id and state for ``end``, otherwise an event as in a "
+    "page.",
     "properties": {
         "id": {"type": "string"},
         "event": {"enum": ["state", "progress", "log", "metric", "end"]},
@@ -57,7 +58,8 @@ _STREAMED = {
 _EVENT_RESPONSES: Responses = {
     200: {
         "model": BatchEventPage,
-        "description": "The logs of all its jobs as one: a page as JSON, or all, as they grow, as an event stream.",
+        "description": "The combined event log of its jobs: one page as JSON, or an event stream with all events, "
+        "including new ones.",
         "content": {"text/event-stream": {"schema": _STREAMED}},
     }
 }
@@ -67,7 +69,7 @@ _EVENT_RESPONSES: Responses = {
 async def create_batch(
     body: BatchCreate, app: AppDep, principal: PrincipalDep, idempotency_key: IdempotencyHeader = None
 ) -> Response:
-    """Submit a grid of jobs, or a list of them, as one: all or none. What is wrong is told of all members at once."""
+    """Submit a grid or a list of jobs as one batch: all or none. Errors of all members are returned together."""
     return await app.writes.run(lambda: service.create(app, principal, body, key=idempotency_key).response())
 
 
@@ -76,9 +78,11 @@ async def list_batches(
     app: AppDep,
     principal: PrincipalDep,
     page: PageDep,
-    name: Annotated[str | None, Query(max_length=200, pattern=_NO_CONTROL, description="Exactly this.")] = None,
+    name: Annotated[
+        str | None, Query(max_length=200, pattern=_NO_CONTROL, description="Only batches with exactly this name.")
+    ] = None,
 ) -> Page[BatchListed]:
-    """Batches, newest first, with the counts of their members."""
+    """List batches, newest first, with the counts of their members by state."""
     tenant_id = principal.tenant_id
     return await page.answer(
         f"batches|{tenant_id}|{name}",
@@ -87,7 +91,7 @@ async def list_batches(
     )
 
 
-@router.get("/{batch_id}", response_model=BatchOut, responses={304: {"description": "Not changed"}})
+@router.get("/{batch_id}", response_model=BatchOut, responses={304: {"description": "Not modified"}})
 async def get_batch(
     batch_id: str,
     app: AppDep,
@@ -96,7 +100,9 @@ async def get_batch(
     wait: Wait = 0,
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response | BatchOut:
-    """A batch with one summary. With ?wait= the answer comes once all have ended; given If-None-Match, on a change."""
+    """Get a batch with a summary. With ?wait= the response is sent when all jobs have ended or, with If-None-Match,
+    when the batch has changed.
+    """
 
     def settled(seen: BatchView) -> bool:
         return seen.ended or (if_none_match is not None and not etag_matches(if_none_match, seen.etag))
@@ -116,7 +122,7 @@ async def get_batch(
 
 @router.post("/{batch_id}/cancel", response_model=BatchOut, responses={202: {"model": BatchOut}})
 async def cancel_batch(batch_id: str, app: AppDep, principal: PrincipalDep) -> Response:
-    """Cancel its queued jobs, ask its running ones to stop. 200: all have ended; 202: some stop soon."""
+    """Cancel the queued jobs of a batch and stop the running ones. 200: all have ended; 202: some will stop soon."""
     view = await app.writes.run(lambda: service.cancel(app, principal, batch_id))
     document = batch_out(view).model_dump(mode="json", by_alias=True)
     return JSONResponse(document, status_code=200 if view.ended else 202, headers={"ETag": view.etag})
@@ -131,13 +137,13 @@ async def cancel_batch(batch_id: str, app: AppDep, principal: PrincipalDep) -> R
 async def retry_failed_of_batch(
     batch_id: str, app: AppDep, principal: PrincipalDep, idempotency_key: IdempotencyHeader = None
 ) -> Response:
-    """Give each member that has failed or was canceled a new job, of the same request."""
+    """Retry the members that failed or were canceled: each gets a new job with the same request."""
     return await app.writes.run(lambda: service.retry_failed(app, principal, batch_id, key=idempotency_key).response())
 
 
 @router.delete("/{batch_id}", status_code=204, responses=problems(BatchNotEndedError))
 async def delete_batch(batch_id: str, app: AppDep, principal: PrincipalDep) -> None:
-    """Forget a batch that has ended; its jobs stay."""
+    """Delete a batch that has ended. Its jobs are kept."""
     await app.writes.run(lambda: service.remove(app, principal, batch_id))
 
 
@@ -153,15 +159,15 @@ async def list_batch_events(
     principal: PrincipalDep,
     as_page: EventPageDep,
     after: Annotated[
-        str, Query(max_length=MOST_POSITION_CHARS, pattern=POSITION, description="Position of an event.")
+        str, Query(max_length=MOST_POSITION_CHARS, pattern=POSITION, description="Only events after this position.")
     ] = following.START,
     limit: Limit = DEFAULT_LIMIT,
     last_event_id: Annotated[str | None, Header(max_length=MOST_POSITION_CHARS, pattern=POSITION)] = None,
     token: TokenParameter = None,
 ) -> Response | BatchEventPage:
-    """What happened to all its jobs: a stream that ends with the batch, or with ``format=json`` pages.
+    """Stream the events of all jobs of a batch until it ends or, with ``format=json``, get pages of them.
 
-    The stream carries ``event: state|progress|log|metric`` with the position as ``id:``; last comes ``event: end``.
+    The stream contains ``event: state|progress|log|metric`` with the position as ``id:`` and ends with ``event: end``.
     """
     start = after if last_event_id is None else last_event_id
     if as_page:
@@ -180,6 +186,6 @@ async def list_batch_events(
 async def create_batch_stream_token(
     batch_id: str, app: AppDep, principal: PrincipalDep, response: Response
 ) -> StreamToken:
-    """A token for the batch's event stream, for pages: an EventSource can send no key. It is good for five minutes."""
+    """Create a token for the batch's event stream, for pages: EventSource cannot send a key. Valid for five minutes."""
     await app.reads.run(lambda: service.require(app, principal.tenant_id, batch_id))  # 404 comes first
     return token_of(app, principal, f"/v1/batches/{batch_id}", response)

@@ -1,4 +1,4 @@
-"""Batches as seen over HTTP, and what may be wrong with a request for one."""
+"""API schemas and errors of batches."""
 
 from __future__ import annotations
 
@@ -39,27 +39,30 @@ _OF_GRID = ("models", "presets", "configs", *_SHARED)
 
 
 class BatchCreate(RepeatableBody):
-    """Jobs that are asked for as one: the grid of models, presets and configs, or a list of requests."""
+    """Jobs to submit as one batch: a grid of models, presets and configs, or a list of requests."""
 
     model_config = ConfigDict(extra="forbid")
 
-    name: Text | None = Field(default=None, description="Of the batch, and of the grid's jobs.")
-    labels: Labels = Field(default_factory=dict, description="Of the batch, and of the grid's jobs.")
+    name: Text | None = Field(default=None, description="Name of the batch and of the grid's jobs.")
+    labels: Labels = Field(default_factory=dict, description="Labels of the batch and of the grid's jobs.")
     models: Annotated[list[Reference], Field(max_length=MOST_MEMBERS)] = Field(default_factory=list)
     presets: Annotated[
         list[Annotated[str, StringConstraints(min_length=1, max_length=64)]], Field(max_length=MOST_MEMBERS)
-    ] = Field(default_factory=list, description="Names of presets; without any, those of the configs.")
+    ] = Field(default_factory=list, description="Names of presets; if empty, the presets of the configs apply.")
     configs: Annotated[list[dict[str, Any]], Field(max_length=MOST_MEMBERS)] = Field(
         default_factory=list,
-        description="Each as the config of POST /v1/jobs; laid over each of the presets, if there are any.",
+        description="Configs as for POST /v1/jobs; each is combined with each of the presets, if there are any.",
     )
     calibration_dataset_id: Reference | None = None
     evaluation_dataset_id: Reference | None = None
     priority: Priority = 0
     device: DeviceChoice = "auto"
-    reuse: bool = Field(default=False, description="As of POST /v1/jobs, for each member by itself.")
+    reuse: bool = Field(
+        default=False,
+        description="Reuse existing jobs with the same result, as for POST /v1/jobs, separately for each member.",
+    )
     members: Annotated[list[dict[str, Any]], Field(max_length=MOST_MEMBERS)] = Field(
-        default_factory=list, description="In place of a grid: each as the body of POST /v1/jobs."
+        default_factory=list, description="Jobs of the batch instead of a grid, each as the body of POST /v1/jobs."
     )
     _asked: list[MemberRequest] = PrivateAttr(default_factory=list)
     _faults: list[Fault] = PrivateAttr(default_factory=list)
@@ -91,7 +94,7 @@ class BatchCreate(RepeatableBody):
         problem = self._form_problem()
         if problem is not None:
             raise InvalidRequestError(
-                f"{problem.pointer or '/'}: {problem.message}", errors=(problem,), hint="The schema is at /docs."
+                f"{problem.pointer or '/'}: {problem.message}", errors=(problem,), hint="See the schema at /docs."
             )
         if self.members:
             members = listed(self.members)
@@ -105,31 +108,31 @@ class BatchCreate(RepeatableBody):
         """What keeps its members from being looked at."""
         both = [name for name in _OF_GRID if name in self.model_fields_set]
         if self.members and both:
-            told = "a batch is either a grid or a list of members, whose fields stand in them"
+            told = "a batch has either a grid or a list of members; set this field in each member"
             return FieldProblem(pointer=f"/{both[0]}", code="grid-and-list", message=told)
         if not self.size:
-            told = "a batch has models (and presets, configs), or members"
+            told = "a batch needs models (and presets, configs), or members"
             return FieldProblem(pointer="", code="no-members", message=told)
         if self.size > MOST_MEMBERS:
-            told = f"the grid has {self.size} members; a batch has {MOST_MEMBERS} at most"
+            told = f"the grid has {self.size} members; the maximum is {MOST_MEMBERS}"
             return FieldProblem(pointer="", code="too-many-members", message=told)
         times = self.size // max(1, len(self.configs))
         if config_chars(self.members, self.configs, times) > MOST_CONFIG_CHARS:
-            told = f"the configs of all members have more than {MOST_CONFIG_CHARS} characters together"
+            told = f"the configs of all members together have more than {MOST_CONFIG_CHARS} characters"
             return FieldProblem(pointer="/members" if self.members else "/configs", code="too-large", message=told)
         return clash(self.presets, self.configs)
 
 
 class BatchGrid(BaseModel):
-    """What was multiplied."""
+    """The models, presets and configs that a grid combines."""
 
     models: list[str]
     presets: list[str]
-    configs: int = Field(description="How many; 0: the presets alone.")
+    configs: int = Field(description="Number of configs; 0: the presets only.")
 
 
 class BatchCounts(BaseModel):
-    """How many members stand so."""
+    """Number of members by state."""
 
     total: int
     queued: int = 0
@@ -138,11 +141,11 @@ class BatchCounts(BaseModel):
     succeeded: int = 0
     failed: int = 0
     canceled: int = 0
-    gone: int = Field(default=0, description="Their jobs were deleted.")
+    gone: int = Field(default=0, description="Members with a deleted job.")
 
 
 class BatchLinks(BaseModel):
-    """Where to go from a batch."""
+    """Related URLs of a batch."""
 
     self: str
     events: str
@@ -151,17 +154,18 @@ class BatchLinks(BaseModel):
 
 
 class BatchListed(Brief, BaseModel):
-    """A batch as lists tell of it."""
+    """A batch as returned in lists."""
 
     id: str
     name: str | None
     labels: dict[str, str]
     state: BatchState = Field(
-        description="queued: none has begun. running: some are queued or running. Once all have ended: failed, if one "
-        "has failed; else canceled, if one was; else succeeded."
+        description="State of the batch. queued: no job has started. running: some jobs are queued or running. "
+        "When all have ended: failed if at least one failed; otherwise canceled if at least one was "
+        "canceled; otherwise succeeded."
     )
     counts: BatchCounts
-    grid: BatchGrid | None = Field(description="Null for a list of members.")
+    grid: BatchGrid | None = Field(description="Grid of the batch; null for a list of members.")
     request_id: str | None
     created_at: datetime
     links: BatchLinks
@@ -174,62 +178,66 @@ class BatchListed(Brief, BaseModel):
 
 
 class BatchMemberOut(BaseModel):
-    """One member of a batch: its place, and what became of its job."""
+    """One member of a batch: its position and the state of its job."""
 
-    member: int = Field(description="Its number, from 0: for each model all presets, for each of these all configs.")
-    model: str = Field(description="As it was asked for.")
-    preset: str | None = Field(description="Of the grid; else that of the job's config.")
+    member: int = Field(
+        description="Number of the member, from 0: for each model all presets, for each preset all configs."
+    )
+    model: str = Field(description="Model as given in the request.")
+    preset: str | None = Field(description="Preset of the grid; otherwise the preset of the job's config.")
     config: int | None = Field(description="Number of the grid's config, from 0.")
     job_id: str
-    state: MemberState = Field(description="gone: the job was deleted.")
-    reused: bool = Field(description="The job was there before, and is not the batch's to cancel.")
-    attempts: int = Field(description="Jobs that it has had: more than 1 after retries.")
+    state: MemberState = Field(description="State of the member's job; gone: the job was deleted.")
+    reused: bool = Field(description="The job existed before the batch; canceling the batch does not cancel it.")
+    attempts: int = Field(description="Number of jobs of the member; more than 1 after retries.")
     model_id: str | None
     model_name: str | None
     model_version: int | None
     verdict: Verdict | None
-    error: Problem | None = Field(description="Why it failed.")
-    figures: ReportOutline | None = Field(description="Of the report, once succeeded.")
-    size_bytes: int | None = Field(description="Of the quantized model.")
-    seconds: float | None = Field(description="From its first start to its end.")
+    error: Problem | None = Field(description="Error that the job failed with; null unless it has failed.")
+    figures: ReportOutline | None = Field(description="Main figures of the report; null until the job has succeeded.")
+    size_bytes: int | None = Field(description="Size of the quantized model in bytes.")
+    seconds: float | None = Field(description="Seconds from the job's first start to its end.")
 
 
 class BatchBest(BaseModel):
-    """The best member of one model: no verdict fail, then by the metric, then by size."""
+    """The best member of a model: members with verdict fail are excluded, then ranked by the metric, then by size."""
 
     model: str
     member: int
     job_id: str
     verdict: Verdict | None
-    metric: str | None = Field(description="The first that its report has; null: judged by sqnr_db.")
-    value: float | None = Field(description="Of the quantized model.")
-    drop: float | None = Field(description="Change for the worse against float.")
+    metric: str | None = Field(description="First metric of the report; null: ranked by sqnr_db.")
+    value: float | None = Field(description="Value of the metric for the quantized model.")
+    drop: float | None = Field(description="Drop of the metric compared with the float model; positive: worse.")
     size_bytes: int | None
 
 
 class BatchOut(BatchListed):
-    """A batch with one summary of its members."""
+    """A batch with a summary of its members."""
 
     started_at: datetime | None
-    finished_at: datetime | None = Field(description="Once all have ended.")
-    failing: list[int] = Field(description="Members that have failed; each tells its error.")
-    best: list[BatchBest] = Field(description="For each model with a result that its gate does not refuse.")
+    finished_at: datetime | None = Field(description="When the last job ended; null until all have ended.")
+    failing: list[int] = Field(description="Members that failed, with their errors.")
+    best: list[BatchBest] = Field(
+        description="Best member of each model; models without a result that passes its gate are omitted."
+    )
     members: list[BatchMemberOut]
 
 
 class BatchEventOut(EventOut):
-    """One entry of the log of one member's job."""
+    """One entry of the event log of a member's job."""
 
-    position: str = Field(description="Send it as ?after= or Last-Event-ID to go on behind it.")
+    position: str = Field(description="Pass it as ?after= or Last-Event-ID to continue after this event.")
     job_id: str
-    members: list[int] = Field(description="Whose job it is; two members may have one.")
+    members: list[int] = Field(description="Members that the event's job belongs to; two members may share a job.")
 
 
 class BatchEventPage(BaseModel):
-    """Events behind ``after``, oldest first."""
+    """Events after position ``after``, oldest first."""
 
     items: list[BatchEventOut]
-    next_after: str = Field(description="Send it as ?after= to go on.")
+    next_after: str = Field(description="Pass it as ?after= to get the next page.")
     has_more: bool
     state: BatchState
 
@@ -240,38 +248,40 @@ class BatchEventPage(BaseModel):
 _MOST_TOLD = 5
 
 
-class BatchNotFoundError(QuantmillError, code="batch-not-found", title="No such batch", status=404):
-    """The tenant has no such batch."""
+class BatchNotFoundError(QuantmillError, code="batch-not-found", title="Batch not found", status=404):
+    """The batch does not exist or belongs to another tenant."""
 
     def __init__(self, batch_id: str) -> None:
         super().__init__(
-            f"There is no batch {batch_id[:64]!r}.", path_parameter="batch_id", hint="GET /v1/batches lists them."
+            f"Batch {batch_id[:64]!r} not found.",
+            path_parameter="batch_id",
+            hint="List all batches with GET /v1/batches.",
         )
 
 
-class BatchRefusedError(QuantmillError, code="batch-refused", title="Members of the batch are not valid", status=422):
-    """Some members of the batch cannot be run as they were asked for; none was stored. ``where`` names all of them."""
+class BatchRefusedError(QuantmillError, code="batch-refused", title="Batch members not valid", status=422):
+    """Some members of the batch are not valid; no job was stored. ``where`` lists all of these members."""
 
     def __init__(self, members: int, faults: Sequence[tuple[dict[str, Any], Sequence[FieldProblem]]]) -> None:
         named = [told["member"] for told, _ in faults]
         super().__init__(
-            f"{len(named)} of {members} members cannot be run: {', '.join(map(str, named[:20]))}"
+            f"{len(named)} of {members} members are not valid: {', '.join(map(str, named[:20]))}"
             + ("" if len(named) <= 20 else ", ..."),
-            hint="Nothing was stored. Correct or leave out what `where.members` names, each with its reason.",
+            hint="Nothing was stored. Correct or remove the members in `where.members`; each has its reason.",
             errors=tuple(problem for _, problems in faults for problem in problems[:_MOST_TOLD]),
             members=[told for told, _ in faults],
         )
 
 
-class BatchNotEndedError(QuantmillError, code="batch-not-ended", title="The batch has not ended", status=409):
-    """Jobs of the batch are queued or running."""
+class BatchNotEndedError(QuantmillError, code="batch-not-ended", title="Batch has not ended", status=409):
+    """The operation requires a batch that has ended; some of its jobs are queued or running."""
 
     def __init__(self, batch_id: str, live: int) -> None:
         super().__init__(
-            f"Of the batch {batch_id} {live} jobs are queued or running.",
-            hint="Wait until it ends, or cancel it with POST /v1/batches/{id}/cancel.",
+            f"Batch {batch_id} has {live} queued or running jobs.",
+            hint="Wait until the batch has ended, or cancel it first with POST /v1/batches/{id}/cancel.",
         )
 
 
-class NothingToRetryError(QuantmillError, code="nothing-to-retry", title="There is nothing to run again", status=409):
-    """No member of the batch has failed or was canceled, or it was retried as often as it may be."""
+class NothingToRetryError(QuantmillError, code="nothing-to-retry", title="Nothing to retry", status=409):
+    """No member of the batch failed or was canceled, or the maximum number of retries is reached."""

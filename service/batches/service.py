@@ -210,12 +210,12 @@ def _to_repeat(seen: BatchView) -> list[BatchMember]:
     again = [row for row in seen.current if row.job_id in seen.jobs and seen.jobs[row.job_id].job.state in _AGAIN]
     if not again:
         raise NothingToRetryError(
-            f"No member of the batch {seen.batch.id} has failed or was canceled.", hint="Submit a new batch."
+            f"No member of batch {seen.batch.id} failed or was canceled.", hint="Submit a new batch."
         )
     if len(seen.members) + len(again) > MOST_JOBS:
         raise NothingToRetryError(
-            f"The batch {seen.batch.id} would have more than {MOST_JOBS} jobs with those of retries.",
-            hint="Submit a new batch of the members that fail.",
+            f"Batch {seen.batch.id} would have more than {MOST_JOBS} jobs, including retries.",
+            hint="Submit a new batch with the members that failed.",
         )
     return again
 
@@ -237,7 +237,8 @@ def _store_again(
     batch = repository.get(session, by.tenant_id, seen.batch.id, locked=True)
     if repository.size(session, by.tenant_id, batch.id) != len(seen.members):
         raise NothingToRetryError(
-            f"Members of the batch {batch.id} were retried by another request.", hint="Look at it again."
+            f"Members of batch {batch.id} were already retried by another request.",
+            hint="Get the batch again to see its current state.",
         )
     repository.supersede(session, batch, [at.member for at, _ in given])
     made = _store_members(app, session, by, batch, len(seen.members), given)

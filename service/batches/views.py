@@ -1,4 +1,4 @@
-"""Batches as they are shown: one summary of many jobs."""
+"""Views of batches: one summary of many jobs."""
 
 from __future__ import annotations
 

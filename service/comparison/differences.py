@@ -85,7 +85,7 @@ def changes(found: Samples, most: int) -> ClassChanges | None:
     first = [
         ChangedSample(
             number,
-            None if labels is None else int(labels[number]),
+            None if labels is None or labels[number] < 0 else int(labels[number]),
             int(before[number]),
             int(after[number]),
             None if sure is None or not math.isfinite(sure[number]) else float(sure[number]),

@@ -42,12 +42,12 @@ class Pairing:
 
 def paired(first: Decisions, second: Decisions) -> Pairing | None:
     """Compare two models; None where they were not asked about the same samples."""
-    if first.labeled != second.labeled or len(first.expected) == 0:
+    if first.labeled != second.labeled or not first.counted.any():
         return None
     if not np.array_equal(first.expected, second.expected):
         return None
     before, after = first.right, second.right
-    pairs = Pairs(int((before & ~after).sum()), int((~before & after).sum()), len(before))
+    pairs = Pairs(int((before & ~after).sum()), int((~before & after).sum()), int(first.counted.sum()))
     low, high = paired_interval(pairs, CONFIDENCE)
     return Pairing(
         labeled=first.labeled,

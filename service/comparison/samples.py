@@ -54,9 +54,14 @@ class Decisions:
     labeled: bool  # whether ``expected`` are labels
 
     @property
+    def counted(self) -> npt.NDArray[np.bool_]:
+        """Which samples have a class that is expected, [sample]: those without a label have -1."""
+        return np.asarray(self.expected >= 0) if self.labeled else np.ones(len(self.expected), bool)
+
+    @property
     def right(self) -> npt.NDArray[np.bool_]:
         """Which samples the quantized model decides as expected, [sample]."""
-        return np.asarray(self.quantized == self.expected)
+        return np.asarray((self.quantized == self.expected) & self.counted)
 
 
 @dataclass(frozen=True)

@@ -227,6 +227,8 @@ class ArraySummary(Contract):
 
 # What a reader of a dataset, a run or a report has to know where there are no labels.
 NO_LABELS = "No labels: accuracy is not measured; agreement with the float model is."
+# Class number of a sample that has no label.
+UNLABELLED = -1
 
 
 class LabelSummary(Contract):
@@ -236,6 +238,7 @@ class LabelSummary(Contract):
     count: int
     minimum: int | None = Field(default=None, description="Null for labels that are no class numbers [samples].")
     maximum: int | None = Field(default=None, description="Null for labels that are no class numbers [samples].")
+    unlabelled: int = Field(default=0, description="Samples whose class number is -1: they have no label.")
     dtype: str | None = Field(
         default=None, description="As stored; null in older records, which contain class numbers."
     )
@@ -261,11 +264,16 @@ class LabelSummary(Contract):
 
 
 def label_notes(labels: LabelSummary | None) -> tuple[str, ...]:
-    """What to know about the labels of a dataset before a job runs: that there are none, or that they are one-hot."""
+    """What to know about the labels of a dataset before a job runs: that there are none, only some, or one-hot ones."""
     if labels is None:
         return (NO_LABELS,)
     if labels.is_one_hot:
         return (f"Labels are one-hot {list(labels.shape or ())}: used as class numbers (index of the 1).",)
+    if labels.unlabelled:
+        return (
+            f"{labels.unlabelled} of {labels.count} samples have no label (-1): they count in agreement and distances, "
+            "not in metrics on labels.",
+        )
     return ()
 
 

@@ -1,4 +1,4 @@
-"""Statements about datasets."""
+"""SQL statements for datasets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTTP face of datasets."""
+"""HTTP routes of datasets."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ router = APIRouter(route_class=ThreadedBodyRoute, prefix="/v1/datasets", tags=["
 _PNG = "image/png"
 _SHEET = {_PNG: {"schema": {"type": "string", "format": "binary"}}}
 _SHEET_RESPONSES: Responses = {
-    200: {"description": "The sheet", "content": _SHEET},
-    206: {"description": "The range that was asked for", "content": _SHEET},
-    304: {"description": "Not changed"},
+    200: {"description": "The contact sheet", "content": _SHEET},
+    206: {"description": "The requested range", "content": _SHEET},
+    304: {"description": "Not modified"},
 }
 
 
@@ -70,7 +70,9 @@ async def create_dataset(
     principal: PrincipalDep,
     idempotency_key: IdempotencyHeader = None,
 ) -> Response:
-    """Make a dataset of an upload. Validated in the background: ask with ?wait=25 until it is ready or rejected."""
+    """Create a dataset from an upload. It is validated in the background: use ?wait=25 until it is ready or
+    rejected.
+    """
     return await app.writes.run(lambda: service.create(app, principal, body, key=idempotency_key).response())
 
 
@@ -78,7 +80,7 @@ async def create_dataset(
 async def list_datasets(
     app: AppDep, principal: PrincipalDep, page: PageDep, query: Annotated[ResourceQuery, Depends(resource_query)]
 ) -> Page[DatasetOut]:
-    """Datasets, newest first. Any number of ``tag=KEY=VALUE`` filter by tag."""
+    """List datasets, newest first. Repeat ``tag=KEY=VALUE`` to filter by tags."""
     tenant_id = principal.tenant_id
     return await page.answer(
         f"datasets|{tenant_id}|{query}",
@@ -87,7 +89,7 @@ async def list_datasets(
     )
 
 
-@router.get("/{dataset_id}", response_model=DatasetOut, responses={304: {"description": "Not changed"}})
+@router.get("/{dataset_id}", response_model=DatasetOut, responses={304: {"description": "Not modified"}})
 async def get_dataset(
     dataset_id: str,
     app: AppDep,
@@ -96,7 +98,7 @@ async def get_dataset(
     wait: Wait = 0,
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response | DatasetOut:
-    """A dataset. With ?wait= the answer comes once validation has ended, or when the time is over."""
+    """Get a dataset. With ?wait= the response is sent when validation has ended or the time has passed."""
     seen = await waited_for(app, DATASETS, principal.tenant_id, dataset_id, wait)
     return answer_of(seen, response, if_none_match) or dataset_out(seen)
 
@@ -112,7 +114,7 @@ async def update_dataset(
     response: Response,
     if_match: IfMatch = None,
 ) -> DatasetOut:
-    """Change its tags and its description. Needs If-Match with its ETag, or ``*``."""
+    """Update a dataset's tags and description. Requires If-Match with its ETag, or ``*``."""
     conditions = Conditions(if_match)
     dataset = await app.writes.run(lambda: update(app, principal, DATASETS, dataset_id, body, conditions))
     response.headers["ETag"] = etag_of(dataset)
@@ -121,7 +123,7 @@ async def update_dataset(
 
 @router.delete("/{dataset_id}", status_code=204, responses=problems(InvalidRequestError, DatasetInUseError))
 async def delete_dataset(dataset_id: str, app: AppDep, principal: PrincipalDep) -> Response:
-    """Delete it, unless something needs it: a job that has not ended, an alias. Never an error to repeat."""
+    """Delete a dataset, unless a job that has not ended or an alias uses it. Safe to repeat."""
     await app.writes.run(lambda: delete(app, principal, DATASETS, dataset_id))
     return Response(status_code=204)
 
@@ -134,7 +136,9 @@ async def delete_dataset(dataset_id: str, app: AppDep, principal: PrincipalDep) 
 )
 @reading
 def get_thumbnails(dataset_id: str, request: Request, app: AppDep, principal: PrincipalDep) -> Response:
-    """A sheet of 16 samples, small, in the order of the data, as the model sees them but for scale and mean. PNG."""
+    """Get a contact sheet (PNG) with thumbnails of 16 samples, in the order of the data, preprocessed as for the model
+    but without scale and mean.
+    """
     found_id = identify(app, DATASETS, principal.tenant_id, dataset_id)
     found = service.thumbnails(app, principal.tenant_id, found_id)
     content = Content(f"{found_id}-{found.file}", _PNG, found.size_bytes, found.sha256)

@@ -1,4 +1,4 @@
-"""Datasets as seen over HTTP, and errors around them as resources."""
+"""API schemas and errors of datasets."""
 
 from __future__ import annotations
 
@@ -27,28 +27,35 @@ from service.resources import (
 def _or_name(schema: dict[str, Any]) -> None:
     """The spec itself, or a name."""
     place = schema.pop("$ref")
-    schema["anyOf"] = [{"$ref": place}, {"type": "string", "description": f"A name: {PREPROCESSING_NAMES}."}]
+    schema["anyOf"] = [
+        {"$ref": place},
+        {"type": "string", "description": f"Name of a preprocessing spec: {PREPROCESSING_NAMES}."},
+    ]
 
 
 class DatasetCreate(RepeatableBody):
-    """A dataset made of one upload."""
+    """A dataset to create from an upload."""
 
     model_config = ConfigDict(extra="forbid")
 
     name: Text
     upload_id: str = Field(max_length=64)
-    format: FileFormat | None = Field(default=None, description="Default: the ending of the upload's filename.")
-    preprocessing: Annotated[PreprocessingSpec, Field(json_schema_extra=_or_name)] = Field(
-        default_factory=PreprocessingSpec, description="A spec, or the name of one."
+    format: FileFormat | None = Field(
+        default=None, description="File format; default: determined by the extension of the upload's filename."
     )
-    tags: Tags = Field(default_factory=dict, description="Of this version, to find it by.")
-    description: Description | None = Field(default=None, description="For people.")
+    preprocessing: Annotated[PreprocessingSpec, Field(json_schema_extra=_or_name)] = Field(
+        default_factory=PreprocessingSpec, description="Preprocessing spec, or the name of one."
+    )
+    tags: Tags = Field(default_factory=dict, description="Tags of this version, for filtering.")
+    description: Description | None = Field(default=None, description="Description, for display.")
 
 
 class DatasetLinks(SelfLinks):
-    """Where to go from a dataset."""
+    """Related URLs of a dataset."""
 
-    thumbnails: str | None = Field(default=None, description="A sheet of small pictures, where it holds pictures.")
+    thumbnails: str | None = Field(
+        default=None, description="URL of the contact sheet with thumbnails; null if the dataset contains no images."
+    )
 
 
 class DatasetOut(Brief, BaseModel):
@@ -56,17 +63,17 @@ class DatasetOut(Brief, BaseModel):
 
     id: str
     name: str
-    version: int = Field(default=1, description="Counted by name.")
+    version: int = Field(default=1, description="Version number within the name.")
     format: FileFormat
     status: ResourceStatus
     tags: dict[str, str] = Field(default_factory=dict)
-    description: str | None = Field(default=None, description="For people.")
+    description: str | None = Field(default=None, description="Description, for display.")
     sha256: str
     size_bytes: int
     preprocessing: PreprocessingSpec
-    summary: DatasetSummary | None = Field(description="What validation found, once ready.")
-    problems: list[Problem] = Field(description="Why it was rejected.")
-    waiting: Waiting | None = Field(default=None, description="What keeps it in validation, if anything does.")
+    summary: DatasetSummary | None = Field(description="Facts found by validation; null until the dataset is ready.")
+    problems: list[Problem] = Field(description="Why the dataset was rejected.")
+    waiting: Waiting | None = Field(default=None, description="Why validation is delayed; null if it is not.")
     created_at: datetime
     updated_at: datetime
     links: DatasetLinks
@@ -81,34 +88,30 @@ class DatasetOut(Brief, BaseModel):
 # Errors around datasets as resources; what is wrong with a dataset itself stands in ``service.contracts.errors``.
 
 
-class DatasetNotFoundError(ResourceNotFoundError, word="dataset", code="dataset-not-found", title="No such dataset"):
-    """There is no such dataset (or it belongs to somebody else)."""
+class DatasetNotFoundError(ResourceNotFoundError, word="dataset", code="dataset-not-found", title="Dataset not found"):
+    """The dataset does not exist or belongs to another tenant."""
 
 
-class ThumbnailsNotFoundError(
-    QuantmillError, code="thumbnails-not-found", title="The dataset has no thumbnails", status=404
-):
-    """The dataset has no thumbnails: it holds no pictures, or is not validated yet."""
+class ThumbnailsNotFoundError(QuantmillError, code="thumbnails-not-found", title="Thumbnails not found", status=404):
+    """The dataset has no thumbnails: it contains no images, or is not validated yet."""
 
     def __init__(self, dataset_id: str) -> None:
         super().__init__(
-            f"The dataset {dataset_id!r} has no thumbnails.",
+            f"Dataset {dataset_id!r} has no thumbnails.",
             path_parameter="dataset_id",
-            hint="Archives of pictures have them once they are ready.",
+            hint="Image archives have thumbnails when they are ready.",
         )
 
 
-class DatasetNotReadyError(
-    ResourceNotReadyError, word="dataset", code="dataset-not-ready", title="The dataset is still being validated"
-):
+class DatasetNotReadyError(ResourceNotReadyError, word="dataset", code="dataset-not-ready", title="Dataset not ready"):
     """The dataset is still being validated."""
 
 
 class DatasetRejectedError(
-    ResourceRejectedError, word="dataset", code="dataset-rejected", title="The dataset was rejected"
+    ResourceRejectedError, word="dataset", code="dataset-rejected", title="Dataset was rejected"
 ):
-    """The dataset was found unusable; the reasons are listed."""
+    """Validation rejected the dataset; the reasons are listed."""
 
 
-class DatasetInUseError(ResourceInUseError, word="dataset", code="dataset-in-use", title="The dataset is in use"):
-    """The dataset cannot be deleted: something that is there needs it."""
+class DatasetInUseError(ResourceInUseError, word="dataset", code="dataset-in-use", title="Dataset in use"):
+    """The dataset cannot be deleted because another object uses it."""

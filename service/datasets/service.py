@@ -1,4 +1,4 @@
-"""Datasets: one upload with a preprocessing spec, validated by an inspect job; and how they are shown."""
+"""Datasets: one upload with a preprocessing spec, validated by an inspect job; and their views."""
 
 from __future__ import annotations
 
@@ -132,8 +132,8 @@ def _format_of(filename: str) -> str:
     found = [word for ending, word in _ENDINGS.items() if filename.lower().endswith(f".{ending}")]
     if not found:
         raise InvalidRequestError(
-            f"The file name {filename!r} does not tell the format.",
+            f"Unknown file extension: {filename!r}.",
             pointer="/format",
-            hint=f"Give format: {', '.join(get_args(FileFormat))}.",
+            hint=f"Set format: {', '.join(get_args(FileFormat))}.",
         )
     return found[0]

@@ -1,4 +1,4 @@
-"""From a queued job to the worker that runs it: which jobs are released, in what order, and how they are sent.
+"""Dispatch: which queued jobs are released to workers, in what order, and how their messages are sent.
 
 A job is released while a slot is free for it, and not before: until then priorities, the turns of tenants and limits
 may still change who comes next. A released job goes to the broker as an ordinary Celery task, one message per attempt;

@@ -1,4 +1,4 @@
-"""The broker: its settings, shared by all who send and by the workers, and how a released job is sent to it."""
+"""The broker: its settings, shared by senders and workers, and how a released job is sent to it."""
 
 from __future__ import annotations
 
@@ -165,6 +165,6 @@ class TaskSender:
 
 def _away(error: Exception) -> DispatchError:
     return DispatchError(
-        f"The broker did not take the message: {type(error).__name__}: {error}",
-        hint="Nothing is lost: the job stays queued and is sent again. Check QUANTMILL_BROKER_URL and the broker.",
+        f"The broker did not accept the message: {type(error).__name__}: {error}",
+        hint="The job stays queued and the message is sent again. Check QUANTMILL_BROKER_URL and the broker.",
     )

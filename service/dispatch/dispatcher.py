@@ -1,4 +1,4 @@
-"""Releases and sends what live workers can take now: in a thread, whenever it is woken and now and then by itself."""
+"""Releases and sends the jobs that live workers can take, in a thread that is woken or runs periodically."""
 
 from __future__ import annotations
 

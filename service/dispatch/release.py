@@ -1,4 +1,4 @@
-"""Releases jobs, as many as there are free slots for, in the order of their turns."""
+"""Releases jobs in fair order, as many as there are free slots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which queued job is released next, and for which slots: a few looks into indexes, however many jobs wait."""
+"""Selects the next queued job to release, and for which slots; a few index lookups, however many jobs are queued."""
 
 from __future__ import annotations
 

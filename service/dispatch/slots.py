@@ -1,4 +1,4 @@
-"""Free slots: how many jobs of each queue could start now."""
+"""Free slots: how many jobs of each queue can start now."""
 
 from __future__ import annotations
 

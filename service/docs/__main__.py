@@ -10,6 +10,7 @@ from pathlib import Path
 
 from service.app import create_app
 from service.docs.config_page import config_page
+from service.docs.errors_page import errors_page
 from service.docs.fields import code, table
 from service.docs.metrics_page import metrics_page
 from service.jobs.transitions.rows import TRANSITIONS, Transition
@@ -56,7 +57,7 @@ def openapi_document() -> str:
             app.state.app.close()
 
 
-PAGES = {"config": config_page, "metrics": metrics_page, "transitions": transitions_page}
+PAGES = {"config": config_page, "errors": errors_page, "metrics": metrics_page, "transitions": transitions_page}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m service.docs", description="Print a generated page of docs/.")

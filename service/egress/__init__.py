@@ -1,4 +1,4 @@
-"""Requests that the service itself sends to addresses that a client has named: webhooks, and whatever else may come.
+"""Outgoing requests to addresses given by clients, such as webhooks.
 
 A client must not be able to make the service speak to what only the service can reach (server-side request forgery).
 So the URL is judged by its form, every address that its host resolves to is judged, and the connection goes to an

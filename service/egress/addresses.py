@@ -1,4 +1,4 @@
-"""Addresses on the public internet, and what an operator allows beyond (``QUANTMILL_EGRESS_ALLOWED``).
+"""Addresses on the public internet, and others that an operator allows (``QUANTMILL_EGRESS_ALLOWED``).
 
 ``ipaddress``'s ``is_global`` is not enough: it is true for multicast, for the relays of 6to4, for site-local addresses,
 and, depending on the version of Python (CVE-2024-4032), for addresses that carry a private IPv4 address in them: mapped
@@ -135,7 +135,7 @@ def parse_allowed(text: str) -> Allowed:
         port = int((match and match["port"]) or 0)
         if match is None or port > _PORT_MAX or (match["port"] and not port):
             # not shown: whoever mixes up two variables may have put a key here
-            raise ValueError(f"entry {number} is neither a network, nor HOST, HOST:PORT or http://HOST:PORT")
+            raise ValueError(f"entry {number} is not a network, HOST, HOST:PORT or http://HOST:PORT")
         host = match["host"].casefold().strip("[]").rstrip(".")
         hosts.add(host)
         if match["plain"]:
@@ -151,6 +151,6 @@ def _network(text: str, number: int) -> Network | None:
     except ValueError:
         if "/" in text and not text.startswith("http://"):
             raise ValueError(
-                f"entry {number} is no network: give its first address and its length, such as 10.1.0.0/16"
+                f"entry {number} is not a network: give its first address and its prefix length, such as 10.1.0.0/16"
             ) from None
         return None

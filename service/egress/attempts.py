@@ -1,4 +1,4 @@
-"""What an attempt to send something has met with, and when it is made again."""
+"""Results of attempts to send, and when the next attempt is made."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def parse_schedule(text: str) -> tuple[float, ...]:
     try:
         pauses = tuple(float(part) for part in text.split(","))
     except ValueError:
-        raise ValueError("must be numbers of seconds, by commas, such as 5,30,120") from None
+        raise ValueError("must be numbers of seconds, separated by commas, such as 5,30,120") from None
     if not all(0 < pause < float("inf") for pause in pauses):
-        raise ValueError("every pause must be longer than nothing, and end")
+        raise ValueError("must be positive, finite numbers")
     return pauses
 
 

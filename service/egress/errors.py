@@ -1,37 +1,35 @@
-"""Why a request was not sent, or what became of it."""
+"""Errors of outgoing requests."""
 
 from __future__ import annotations
 
 from service.contracts.errors import QuantmillError
 
 
-class EgressError(QuantmillError, code="egress-failed", title="The request to the other host failed", status=502):
-    """Base of what may go wrong with a request to another host."""
+class EgressError(QuantmillError, code="egress-failed", title="Outgoing request failed", status=502):
+    """Base of errors in requests to other hosts."""
 
 
-class UrlNotAllowedError(EgressError, code="url-not-allowed", title="Nothing is sent to this URL", status=422):
-    """The service sends nothing to a URL of this form: scheme, port, user, or a host that is not written plainly."""
+class UrlNotAllowedError(EgressError, code="url-not-allowed", title="URL not allowed", status=422):
+    """The service does not send requests to a URL of this form, because of its scheme, port, user, or the notation of
+    its host.
+    """
 
 
-class AddressNotAllowedError(
-    EgressError, code="address-not-allowed", title="Nothing is sent to this address", status=422
-):
-    """The host has an address that is not on the public internet, and that no setting allows."""
+class AddressNotAllowedError(EgressError, code="address-not-allowed", title="Address not allowed", status=422):
+    """The host has an address that is not on the public internet and is not allowed by a setting."""
 
 
-class HostUnresolvedError(EgressError, code="host-unresolved", title="The host's name has no address"):
-    """The name of the host has no address, or none was told in time."""
+class HostUnresolvedError(EgressError, code="host-unresolved", title="Host name not resolved"):
+    """The host name could not be resolved, or not in time."""
 
 
-class PayloadTooLargeError(
-    EgressError, code="payload-too-large", title="The request is too large to be sent", status=422
-):
-    """What was to be sent is larger than the service sends."""
+class PayloadTooLargeError(EgressError, code="payload-too-large", title="Payload too large", status=422):
+    """The payload is larger than the maximum that the service sends."""
 
 
-class UnreachableError(EgressError, code="egress-unreachable", title="The other host cannot be reached"):
-    """No connection came about, or its certificate is not the host's."""
+class UnreachableError(EgressError, code="egress-unreachable", title="Host unreachable"):
+    """The connection could not be established, or the host's certificate is not valid."""
 
 
-class NoReplyError(EgressError, code="egress-no-reply", title="The other host did not reply"):
-    """The host did not reply in time, or with something that is no reply."""
+class NoReplyError(EgressError, code="egress-no-reply", title="No response from the host"):
+    """The host did not respond in time, or its response is not valid."""

@@ -1,4 +1,4 @@
-"""Names into addresses, the verdict on all of them, and on a URL when a client names it. Loads no network stack."""
+"""Resolves host names and checks all their addresses; checks URLs given by clients. Loads no network stack."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def checked_addresses(
             # which address it is stays untold: whoever gives URLs learns nothing of the names in our network
             raise AddressNotAllowedError(
                 f"The host {destination.host} has an address that is not on the public internet.",
-                hint="Give a host that is. An operator allows others when the service starts: "
-                "QUANTMILL_EGRESS_ALLOWED=https://HOST:PORT for this one alone.",
+                hint="Use a host on the public internet. An operator can allow this host with the setting "
+                "QUANTMILL_EGRESS_ALLOWED=https://HOST:PORT.",
                 host=destination.host,
             )
     return addresses
@@ -64,7 +64,9 @@ def _resolved(host: str, resolver: Resolver, seconds: float) -> tuple[Address, .
         addresses = ()
     if not 0 < len(addresses) <= MOST_ADDRESSES:
         raise HostUnresolvedError(
-            f"The host {host} has no address, or more than {MOST_ADDRESSES}.", hint="Check its name.", host=host
+            f"The host name {host} has no address, or more than {MOST_ADDRESSES}.",
+            hint="Check the host name.",
+            host=host,
         )
     return addresses
 

@@ -1,4 +1,4 @@
-"""One request to another host, and its reply."""
+"""One request to another host, and its response."""
 
 from __future__ import annotations
 
@@ -87,7 +87,8 @@ class Egress:
         length = body.size_bytes if isinstance(body, Streamed) else len(body)
         if length > self.bounds.sent_bytes:
             raise PayloadTooLargeError(
-                f"{length} bytes are more than the {self.bounds.sent_bytes} that are sent.", hint="Send less."
+                f"{length} bytes exceed the maximum of {self.bounds.sent_bytes} bytes for outgoing requests.",
+                hint="Send a smaller payload.",
             )
         sent: dict[str | bytes, str | bytes] = {
             "Host": destination.authority,
@@ -97,7 +98,9 @@ class Egress:
         if length or method in ("POST", "PUT", "PATCH"):
             sent["Content-Length"] = str(length)
         if refused := sorted(name for name in headers or () if name.casefold() in _OWN_HEADERS):
-            raise UrlNotAllowedError(f"The header {refused[0]} cannot be given.", hint="Leave it out.", part="headers")
+            raise UrlNotAllowedError(
+                f"The header {refused[0]} is not allowed.", hint="Remove the header.", part="headers"
+            )
         sent.update((name, value) for name, value in (headers or {}).items())
         deadline = Deadline(self.bounds.seconds, self.bounds.step_seconds)
         content = _stepwise(body.blocks, deadline) if isinstance(body, Streamed) else body
@@ -112,7 +115,7 @@ class Egress:
                     return self._read(response)
             except httpcore.LocalProtocolError as error:
                 raise UrlNotAllowedError(
-                    "A header holds a character that HTTP does not carry.", hint="Leave it out.", part="headers"
+                    "A header contains a character that HTTP does not allow.", hint="Remove the header.", part="headers"
                 ) from error
             except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError) as error:
                 raise as_egress_error(error, destination.host) from error

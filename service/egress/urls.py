@@ -1,4 +1,4 @@
-"""URLs that clients give for the service to call, judged by their form before any name is resolved.
+"""Checks the form of URLs given by clients, before any name is resolved.
 
 One parser takes a URL apart here, and the request is put together of its parts: what was judged is what is asked.
 Forms in which others have written an address so that a check did not see it (decimal, octal, hexadecimal, fewer than
@@ -61,28 +61,28 @@ def check_url(url: str, allowed: Allowed | None = None, *, most_characters: int 
     if len(url) > most_characters:
         raise _refused("url", f"The URL has more than {most_characters} characters.")
     if _UNSEEN.search(url):
-        raise _refused("url", "The URL holds a space or a control character.")
+        raise _refused("url", "The URL contains a space or a control character.")
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
-        raise _refused("url", "This is no URL.") from None
+        raise _refused("url", "The URL is not valid.") from None
     if parts.scheme not in _DEFAULT_PORTS:
-        raise _refused("scheme", "Only URLs of https are called.")
+        raise _refused("scheme", "Only https URLs are allowed.")
     if not parts.netloc:
-        raise _refused("host", "The URL names no host.")
+        raise _refused("host", "The URL has no host.")
     if not _AUTHORITY.fullmatch(parts.netloc):
-        raise _refused("authority", "The host must be written plainly, without a user, a password or an escape.")
+        raise _refused("authority", "The host must not contain a user, a password or escapes.")
     host = _host(parts.hostname or "")
     chosen = _DEFAULT_PORTS[parts.scheme] if port is None else port
     if not allowed.takes(parts.scheme, host, chosen):
         if parts.scheme == "http":
-            raise _refused("scheme", "Only URLs of https are called.")
+            raise _refused("scheme", "Only https URLs are allowed.")
         ports = " and ".join(map(str, sorted(HTTPS_PORTS)))
-        raise _refused("port", f"Only the ports {ports} are called.")
+        raise _refused("port", f"Only the ports {ports} are allowed.")
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     if not _TARGET.fullmatch(target):
-        raise _refused("path", "Path and query hold a character that must be percent-encoded.")
+        raise _refused("path", "The path or the query contains a character that must be percent-encoded.")
     return Destination(parts.scheme, host, chosen, target)
 
 
@@ -96,23 +96,23 @@ def _host(given: str) -> str:
         try:
             return str(ipaddress.IPv6Address(given))
         except ValueError:
-            raise _refused("host", "The host is no IPv6 address.") from None
+            raise _refused("host", "The host is not a valid IPv6 address.") from None
     try:
         name = idna.encode(given, uts46=True, std3_rules=True).decode("ascii").casefold().removesuffix(".")
     except idna.IDNAError:
-        raise _refused("host", "The host's name is not one that can be resolved.") from None
+        raise _refused("host", "The host name is not valid.") from None
     if not _NUMBER.fullmatch(name.rpartition(".")[2]):
         return name
     try:
         return str(ipaddress.IPv4Address(name))
     except ValueError:
-        raise _refused("host", "An IPv4 address has four decimal numbers without leading zeros.") from None
+        raise _refused("host", "The IPv4 address must have four decimal numbers without leading zeros.") from None
 
 
 def _refused(part: str, detail: str) -> UrlNotAllowedError:
     return UrlNotAllowedError(
         detail,
-        hint="Give an https URL of a host on the public internet. An operator allows more when the service starts: "
-        "QUANTMILL_EGRESS_ALLOWED=http://HOST:PORT for this one alone.",
+        hint="Give an https URL of a host on the public internet. An operator can allow another host with "
+        "the setting QUANTMILL_EGRESS_ALLOWED=http://HOST:PORT.",
         part=part,
     )

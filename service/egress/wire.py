@@ -1,4 +1,4 @@
-"""The network below a request: connects to checked addresses alone, and lets nothing last or grow beyond its bounds."""
+"""Network layer of a request: connects to checked addresses only, with limits on time and size."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Deadline:
         """
         left = self.left_seconds
         if not left:
-            raise TimeoutError("the time is over")
+            raise TimeoutError("the time limit was exceeded")
         connection.settimeout(left)
 
 
@@ -65,7 +65,7 @@ class BoundedStream(httpcore.NetworkStream):
             httpcore.ReadError, httpcore.ReadTimeout: it broke off, is too slow or too large.
         """
         if self.left_bytes <= 0:
-            raise httpcore.ReadError("the reply is too large")
+            raise httpcore.ReadError("the response is too large")
         try:
             self._deadline.hold(self._connection)
             data = self._connection.recv(min(max_bytes, _READ_BYTES, self.left_bytes))
@@ -150,7 +150,7 @@ class PinnedBackend(httpcore.NetworkBackend):
         Raises:
             httpcore.ConnectError, httpcore.ConnectTimeout: none took it.
         """
-        told: OSError = OSError("there is no address")
+        told: OSError = OSError("the host has no address")
         for number, address in enumerate(self._addresses):
             # one that does not answer leaves time for those behind it
             share = self._deadline.left_seconds / (len(self._addresses) - number)
@@ -186,11 +186,11 @@ def as_egress_error(error: Exception, host: str) -> UnreachableError | NoReplyEr
     if isinstance(error, httpcore.ConnectError | httpcore.ConnectTimeout):
         said = str(error) or "no connection in time"
         return UnreachableError(
-            f"No connection to {host}: {said}.", hint="Check the host, its port and its certificate.", host=host
+            f"Could not connect to {host}: {said}.", hint="Check the host, its port and its certificate.", host=host
         )
     return NoReplyError(
-        f"{host} took the connection, but sent no reply in time, or none that is HTTP within its bounds.",
-        hint="Have it reply at once, with a short answer.",
+        f"{host} accepted the connection, but did not send a valid HTTP response in time.",
+        hint="The host must respond immediately, with a short response.",
         host=host,
     )
 
@@ -198,5 +198,5 @@ def as_egress_error(error: Exception, host: str) -> UnreachableError | NoReplyEr
 def _said(error: OSError) -> str:
     """Short words of the system's; of a certificate, what is wrong with it."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate was refused ({error.verify_message})"
+        return f"its certificate was rejected ({error.verify_message})"
     return error.strerror or type(error).__name__

@@ -1,1 +1,1 @@
-"""What a job will take, told before it runs: from the graph, the config's stages, and what earlier jobs took here."""
+"""Estimates of time, memory and size of a job before it runs, from the graph, the config and earlier jobs."""

@@ -1,4 +1,4 @@
-"""What a run will take: what its graph, data and config say, times what the model's earlier runs took beside that.
+"""The forecast of a run: estimate from graph, data and config, scaled by the model's earlier runs.
 
 Of runs by the same recipe the median is taken; where there are none, that of all runs of the model.
 """
@@ -95,7 +95,7 @@ def _range(expected: float, sigma: float) -> tuple[float, float, float]:
 
 
 class SecondsRange(BaseModel):
-    """Seconds; in eight of ten cases it is between ``low`` and ``high``."""
+    """A range in seconds; the actual value is between ``low`` and ``high`` in eight of ten cases."""
 
     expected: float
     low: float
@@ -103,7 +103,7 @@ class SecondsRange(BaseModel):
 
 
 class BytesRange(BaseModel):
-    """Bytes; in eight of ten cases it is between ``low`` and ``high``."""
+    """A range in bytes; the actual value is between ``low`` and ``high`` in eight of ten cases."""
 
     expected: int
     low: int
@@ -111,15 +111,18 @@ class BytesRange(BaseModel):
 
 
 class Estimate(BaseModel):
-    """What a job will take, as it was told when it was stored."""
+    """Estimated time, memory and size of a job, as of its creation."""
 
-    seconds: SecondsRange = Field(description="From the start of its first attempt to its end.")
+    seconds: SecondsRange = Field(description="Seconds from the start of the first attempt to the end of the job.")
     peak_memory_bytes: BytesRange = Field(
-        description="Of its process, at the highest. The expected one leaves room: less is rarely enough."
+        description="Peak memory of the job's process. The expected value includes a margin: less memory is rarely "
+        "sufficient."
     )
-    size_bytes: BytesRange | None = Field(description="Of the quantized model; null: an evaluation makes none.")
+    size_bytes: BytesRange | None = Field(
+        description="Size of the quantized model; null for an evaluation, which creates none."
+    )
     basis: Literal["graph", "timed", "history"] = Field(
-        description="history: earlier jobs with this model. timed: a forward pass, timed when the model was "
-        "validated. graph: its operators and shapes alone."
+        description="Basis of the estimate. history: earlier jobs with this model. timed: a forward pass, timed "
+        "when the model was validated. graph: only the model's operators and shapes."
     )
-    runs: int = Field(description="Earlier jobs with this model that went into it.")
+    runs: int = Field(description="Number of earlier jobs with this model that the estimate is based on.")

@@ -1,4 +1,4 @@
-"""What a job should take by its graph, its data and its config alone."""
+"""The estimate from a job's graph, data and config only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statements about estimates, and about what jobs took."""
+"""SQL statements for estimates and for the measurements of earlier jobs."""
 
 from __future__ import annotations
 

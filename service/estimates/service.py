@@ -1,4 +1,4 @@
-"""Estimates: made when a job is asked for, from what earlier jobs took."""
+"""Estimates: computed when a job is created, from measurements of earlier jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a job will end: what waits before it, what runs, and the slots that there are."""
+"""Estimated end of a job: jobs queued before it, running jobs, and available slots."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Stored files as the database knows them: which rows name them, and which of them are damaged."""
+"""Stored files in the database: which rows refer to them, and which of them are damaged."""

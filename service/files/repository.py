@@ -1,4 +1,4 @@
-"""Statements about stored files: who names them, who may collect them, which are damaged.
+"""SQL statements for stored files: references, garbage, damage.
 
 A stored file may be collected only if no row names it. Between the look at the rows and the removal nobody may name
 it; whoever does may have put it into the store long before, and others' clocks and pauses prove nothing. So the two
@@ -192,8 +192,8 @@ def refuse_damaged(session: Session, sha256: str) -> None:
     found = session.get(DamagedFile, sha256)
     if found is not None and found.damage != "missing":
         raise StoredFileCorruptError(
-            f"The stored file {sha256} is damaged; it was found so at {found.found_at:%Y-%m-%dT%H:%M:%SZ}.",
-            hint="Run the job again, upload the file again, or restore the file from a backup; tell the operator.",
+            f"The stored file {sha256} is damaged (detected at {found.found_at:%Y-%m-%dT%H:%M:%SZ}).",
+            hint="Run the job again, upload the file again, or restore the file from a backup. Inform the operator.",
             file=sha256,
         )
 

@@ -1,4 +1,4 @@
-"""Stored files on their way out: one that is read to its end is checked, and damage that shows is flagged at once."""
+"""Serving stored files: a file read to its end is verified, and damage is flagged immediately."""
 
 from __future__ import annotations
 

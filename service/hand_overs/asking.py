@@ -1,4 +1,4 @@
-"""Targets of a request, judged and sealed before anything is stored; kept encrypted until they have been used."""
+"""Targets of a request: checked and encrypted before they are stored, until they have been used."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class HandOverVault(Vault):
             found: dict[str, Any] = json.loads(self.sealer.open(hand_over_id, sealed))
         except SealBrokenError:
             raise HandOverUnreadableError(
-                "Its URL is damaged, or was stored under another QUANTMILL_KEY_PEPPER.",
-                hint="Set the pepper that it was stored with, or give the URL again.",
+                "The URL of the hand-over is damaged, or was stored with a different QUANTMILL_KEY_PEPPER.",
+                hint="Set the pepper that it was stored with, or create the hand-over again with its URL.",
             ) from None
         return SecretTarget(found["url"], found["headers"])
 

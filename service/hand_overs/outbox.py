@@ -1,4 +1,4 @@
-"""Hand-overs made due in the transaction of what they wait for, and what becomes of them by an attempt."""
+"""Hand-overs become due in the transaction of the event they wait for; results of their attempts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,14 @@ def release(session: Session, job: Job) -> None:
         if row.condition == "pass" and result.verdict not in _PASSING:
             _drop(session, job, row, "skipped", "verdict", f"The verdict is {result.verdict}.")
         elif row.artifact is not None and row.artifact not in kinds:
-            _drop(session, job, row, "failed", "artifact-not-there", f"The job has made no {row.artifact}.")
+            _drop(
+                session,
+                job,
+                row,
+                "failed",
+                "artifact-not-there",
+                f"The job did not create a file of kind {row.artifact}.",
+            )
         else:
             payload = _payload(job, row, result, made) if row.kind == "post" else None
             repository.make_due(session, row, payload)
@@ -46,7 +53,7 @@ def release(session: Session, job: Job) -> None:
 def abandon(session: Session, job: Job) -> None:
     """The job has failed or was canceled: it hands over nothing."""
     for row in repository.waiting_of_job(session, job.id):
-        ended = "was canceled" if job.state == "canceled" else "has failed"
+        ended = "was canceled" if job.state == "canceled" else "failed"
         _drop(session, job, row, "skipped", f"job-{job.state}", f"The job {ended}.")
 
 
@@ -158,4 +165,4 @@ def _words(claimed: ClaimedHandOver, result: SendResult) -> tuple[str, str]:
         return result.error or "unknown", excerpt(result.text, DETAIL_LENGTH)
     said = _CODE.search(result.text)
     code = "" if said is None else f" ({said[1]})"
-    return "status", excerpt(f"{claimed.host} answered {result.status}{code}.", DETAIL_LENGTH)
+    return "status", excerpt(f"{claimed.host} responded with {result.status}{code}.", DETAIL_LENGTH)

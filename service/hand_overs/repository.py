@@ -1,4 +1,4 @@
-"""Statements about hand-overs."""
+"""SQL statements for hand-overs."""
 
 from __future__ import annotations
 

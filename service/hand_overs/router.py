@@ -1,4 +1,4 @@
-"""HTTP face of hand-overs."""
+"""HTTP routes of hand-overs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ router = APIRouter(route_class=ThreadedBodyRoute, prefix="/v1/jobs/{job_id}/hand
 
 @router.get("")
 async def list_hand_overs(job_id: str, app: AppDep, principal: PrincipalDep) -> HandOverList:
-    """Where results of a job go, and how far that has come, in the order in which it was asked for."""
+    """List the hand-overs of a job, with their state, in the order in which they were created."""
     return await app.reads.run(lambda: service.list_of_job(app, principal.tenant_id, job_id))
 
 
@@ -49,9 +49,9 @@ async def create_hand_overs(
     principal: PrincipalDep,
     idempotency_key: IdempotencyHeader = None,
 ) -> Response:
-    """Have results of a job sent to places of yours, once it has succeeded; the answer has those that are new.
+    """Create hand-overs: results of a job are sent to your URLs when it has succeeded. Returns the new hand-overs.
 
-    One that has failed is given again, with a fresh URL.
+    A failed hand-over is created again, with a new URL.
     """
     asked = await app.lookups.run(lambda: prepared(app.settings, body.targets, service.POINTER, names=True))
     return await app.writes.run(

@@ -1,4 +1,4 @@
-"""Hand-overs as seen over HTTP, and their errors."""
+"""API schemas and errors of hand-overs."""
 
 from __future__ import annotations
 
@@ -46,18 +46,21 @@ _OWN_HEADERS = frozenset(
 ATTESTATION = "attestation"
 HandOverState = Literal["waiting", "pending", "done", "skipped", "failed"]
 Condition = Literal["pass", "success"]
-_URL = "https, of a host on the public internet, on port 443 or 8443; an operator allows more. It is never shown again."
+_URL = (
+    "https URL of a host on the public internet, on port 443 or 8443; an operator can allow others. It is "
+    "never returned."
+)
 _HEADERS = (
-    "Sent as they are, such as those that the URL was signed with; they are never shown again. None is added to a PUT "
-    "but Content-Length."
+    "Headers to send unchanged, such as those that were signed with the URL; they are never returned. For "
+    "a PUT, only Content-Length is added."
 )
 _WHEN = (
-    "pass: if the verdict is pass, or none, which is that of a job without a gate; success: whatever the verdict is. A "
-    "job that fails or is canceled hands over nothing."
+    "When to send the results. pass: if the verdict is pass, or if the job has no gate and so no verdict; "
+    "success: regardless of the verdict. If the job fails or is canceled, nothing is sent."
 )
 _ARTIFACT = (
-    "The kind of an artifact of the job, such as model or report; attestation; or weights: the model's initializers as "
-    "safetensors, which a job makes if that is asked for before it runs."
+    "Kind of the artifact to send, such as model or report; attestation; or weights: the model's "
+    "initializers as safetensors, which a job creates only if requested before it runs."
 )
 
 
@@ -68,7 +71,7 @@ def _digested(secret: SecretStr) -> str:
 
 def _sendable(value: SecretStr) -> SecretStr:
     if not _HEADER_VALUE.fullmatch(value.get_secret_value()):
-        raise ValueError("must be characters of ASCII that are seen, with spaces between them")
+        raise ValueError("must contain visible ASCII characters only, separated by spaces")
     return value
 
 
@@ -76,9 +79,9 @@ def _own(headers: dict[str, SecretStr]) -> dict[str, SecretStr]:
     names = [name.casefold() for name in headers]
     for name in names:
         if name in _OWN_HEADERS or name.startswith("proxy-"):
-            raise ValueError(f"the header {name} is the connection's: leave it out")
+            raise ValueError(f"the header {name} is set by the connection: omit it")
     if len(set(names)) < len(names):
-        raise ValueError("a header stands there twice")
+        raise ValueError("a header is given twice")
     return headers
 
 
@@ -93,7 +96,7 @@ ArtifactKind = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_.-]{0,31
 
 
 class PutTarget(BaseModel):
-    """A file of the job, sent by PUT to a presigned URL; 200, 201 and 204 say that it has arrived."""
+    """A file of the job, sent by PUT to a presigned URL; the statuses 200, 201 and 204 mean success."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -105,7 +108,7 @@ class PutTarget(BaseModel):
 
 
 class PostTarget(BaseModel):
-    """What is known of the job, sent by POST as JSON; any 2xx says that it has arrived."""
+    """The job's data, sent by POST as JSON; any 2xx status means success."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -120,7 +123,7 @@ HandOverTargets = Annotated[list[HandOverTarget], Field(max_length=MOST_TARGETS)
 
 
 class HandOverCreate(RepeatableBody):
-    """Where else a job's results go."""
+    """Targets that a job's results are sent to."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -128,31 +131,32 @@ class HandOverCreate(RepeatableBody):
 
 
 class HandOverOut(BaseModel):
-    """One hand-over. Its URL and its headers are shown to nobody."""
+    """A hand-over. Its URL and headers are never returned."""
 
-    id: str = Field(description="A POST carries it: the same however often it is sent.")
-    kind: str = Field(description="put or post.")
-    host: str = Field(description="Of the URL.")
-    artifact: str | None = Field(description="Of a put: the kind of the file.")
+    id: str = Field(description="Id of the hand-over, included in a POST; it is the same for each attempt.")
+    kind: str = Field(description="put: sends a file; post: sends the job's data.")
+    host: str = Field(description="Host of the URL.")
+    artifact: str | None = Field(description="For put: kind of the file.")
     when: Condition
     state: HandOverState = Field(
-        description="waiting: for the end of the job. pending: it is sent, or sent again at next_attempt_at. done: it "
-        "has arrived. skipped: the job ended otherwise. failed: it is not sent again."
+        description="State of the hand-over. waiting: the job has not ended. pending: it is being sent, or will be "
+        "sent again at next_attempt_at. done: it was delivered. skipped: the job did not end as "
+        "required by its condition. failed: it is not sent again."
     )
-    reason: str | None = Field(description="A word for why it was skipped, or what the last attempt failed of.")
-    detail: str | None = Field(description="The same in words.")
+    reason: str | None = Field(description="Reason code: why it was skipped, or why the last attempt failed.")
+    detail: str | None = Field(description="Explanation of the reason, as text.")
     attempts: int
-    next_attempt_at: datetime | None = Field(description="Of one that is pending.")
+    next_attempt_at: datetime | None = Field(description="Time of the next attempt of a pending hand-over.")
     last_attempt_at: datetime | None
-    last_status: int | None = Field(description="HTTP status of the last answer; null if there was none.")
+    last_status: int | None = Field(description="HTTP status of the last response; null if there was none.")
     created_at: datetime
     finished_at: datetime | None
 
 
 class HandOverList(BaseModel):
-    """Hand-overs of a job in the order in which they were asked for."""
+    """Hand-overs of a job in the order in which they were created."""
 
-    id: str = Field(description="Of the job.")
+    id: str = Field(description="Id of the job.")
     items: list[HandOverOut]
 
 
@@ -165,34 +169,30 @@ def plain(headers: Mapping[str, SecretStr]) -> dict[str, str]:
 
 
 class HandOverUnavailableError(
-    QuantmillError, code="hand-over-unavailable", title="The service cannot keep URLs of hand-overs", status=409
+    QuantmillError, code="hand-over-unavailable", title="Hand-overs not available", status=409
 ):
-    """The installation has no pepper, by which the URLs of hand-overs are encrypted."""
+    """The installation has no pepper, which is required to encrypt the URLs of hand-overs."""
 
 
 class HandOverUnreadableError(
-    QuantmillError, code="hand-over-unreadable", title="The hand-over's URL cannot be read", status=409
+    QuantmillError, code="hand-over-unreadable", title="Hand-over URL not readable", status=409
 ):
-    """The stored URL was encrypted under another pepper, or is damaged."""
+    """The stored URL was encrypted with a different pepper, or is damaged."""
 
 
-class HandOverRefusedError(
-    QuantmillError, code="hand-over-refused", title="Nothing of this job can be handed over", status=409
-):
-    """Nothing of this job can be handed over, whatever is done."""
+class HandOverRefusedError(QuantmillError, code="hand-over-refused", title="Job has nothing to hand over", status=409):
+    """The job has no results that can be handed over."""
 
 
-class TooManyHandOversError(
-    QuantmillError, code="too-many-hand-overs", title="The job has too many hand-overs", status=409
-):
-    """The job has as many hand-overs as it may."""
+class TooManyHandOversError(QuantmillError, code="too-many-hand-overs", title="Too many hand-overs", status=409):
+    """The job has the maximum number of hand-overs."""
 
     def __init__(self, job_id: str, most: int) -> None:
         super().__init__(
-            f"The job {job_id} would have more than {most} hand-overs, those that have ended among them.",
-            hint="Download its files, or retry the job: the new one has none.",
+            f"Job {job_id} would have more than {most} hand-overs, including those that have ended.",
+            hint="Download the job's files, or retry the job: the new job has no hand-overs.",
         )
 
 
-class ArtifactNotThereError(QuantmillError, code="artifact-not-there", title="The job has no such file", status=422):
+class ArtifactNotThereError(QuantmillError, code="artifact-not-there", title="Job file not found", status=422):
     """The job has no file of this kind."""

@@ -1,4 +1,4 @@
-"""Hand-overs: looked at, and added to a job in whatever state."""
+"""Hand-overs: listed, and added to a job in any state."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ from service.tables.jobs import USERS_KINDS
 # Of one job, those that have ended among them.
 MOST_OF_JOB = 64
 POINTER = "/targets"
-_WEIGHTS_HINT = "They are made if they are asked for before the job runs. Of one that has: jobs fetch --safetensors."
+_WEIGHTS_HINT = (
+    "Weights are created only if they are requested before the job runs. For a job that has run, create "
+    "them from its model: jobs fetch --safetensors."
+)
 
 
 def list_of_job(app: AppState, tenant_id: str, job_id: str) -> HandOverList:
@@ -87,11 +90,14 @@ def _store(seen: Job, session: Session, asked: Sequence[NewHandOver]) -> tuple[A
 def _refuse_hopeless(session: Session, job: Job, asked: Sequence[NewHandOver]) -> None:
     if job.kind not in USERS_KINDS:
         raise HandOverRefusedError(
-            f"The job {job.id} is a {job.kind} job: it makes nothing of its own.",
-            hint="Hand over results of a quantization or an evaluation.",
+            f"Job {job.id} is a {job.kind} job: it has no results.",
+            hint="Hand over results of a quantize or an evaluate job.",
         )
     if job.state in ("failed", "canceled"):
-        raise HandOverRefusedError(f"The job {job.id} is {job.state}: it has made nothing.", hint="Retry it first.")
+        raise HandOverRefusedError(
+            f"Job {job.id} is {job.state}: it has no results.",
+            hint="Retry the job first with POST /v1/jobs/{id}/retry.",
+        )
     if job.state == "queued":
         return
     made = jobs.artifacts(session, job.tenant_id, [job.id]).get(job.id, [])
@@ -101,8 +107,8 @@ def _refuse_hopeless(session: Session, job: Job, asked: Sequence[NewHandOver]) -
             continue
         if one.artifact is not None and one.artifact not in kinds:
             raise ArtifactNotThereError(
-                f"The job {job.id} has made no {one.artifact}.",
-                hint=_WEIGHTS_HINT if one.artifact == WEIGHTS_KIND else f"It has: {', '.join(sorted(kinds))}.",
+                f"Job {job.id} has no file of kind {one.artifact}.",
+                hint=_WEIGHTS_HINT if one.artifact == WEIGHTS_KIND else f"Available kinds: {', '.join(sorted(kinds))}.",
                 pointer=f"{POINTER}/{number}/artifact",
             )
 

@@ -1,1 +1,1 @@
-"""Health: is the process up, can it do its work, and what is it."""
+"""Health: liveness, readiness and version."""

@@ -1,4 +1,4 @@
-"""HTTP face of health: liveness, readiness, version."""
+"""HTTP routes of health: liveness, readiness, version."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ router = APIRouter(tags=["service"])
 
 
 class Health(BaseModel):
-    """The process answers."""
+    """Liveness: the process responds."""
 
     status: Literal["ok"] = "ok"
 
 
 class CheckOut(BaseModel):
-    """One thing looked at."""
+    """Result of one check."""
 
     outcome: Outcome
     detail: str
 
 
 class Readiness(BaseModel):
-    """Whether requests can be served."""
+    """Readiness: whether requests can be served."""
 
     status: Literal["ready", "not-ready"]
     checks: dict[str, CheckOut]
 
 
 class Version(BaseModel):
-    """What is running."""
+    """Version of the service."""
 
     name: Literal["quantmill"] = "quantmill"
     version: str
     api: Literal["v1"] = "v1"
-    schema_revision: str = Field(description="Database schema that this version needs.")
+    schema_revision: str = Field(description="Database schema that this version requires.")
     config_schema_version: int
     report_schema_version: int
     python: str
@@ -52,14 +52,15 @@ class Version(BaseModel):
 
 @router.get("/healthz")
 async def healthz() -> Health:
-    """Liveness: the process answers. Looks at nothing else, so that a database outage restarts nobody."""
+    """Check liveness: the process responds. Does not check dependencies, so a database outage causes no restarts."""
     return Health()
 
 
 @router.get("/readyz", responses={503: {"model": Readiness, "description": "Not ready"}})
 async def readyz(app: AppDep, response: Response) -> Readiness:
-    """Readiness: database, schema, storage, disk. A broker that is away degrades, jobs are still accepted; so does a
-    schema of a newer version, while an update is under way.
+    """Check readiness: database, schema, storage, disk. An unreachable broker only degrades the service, because jobs
+    are
+    still accepted; the same applies to a newer schema during an update.
     """
     checks = await app.readiness.check_all()
     ready = all(check.outcome != "failed" for check in checks)
@@ -73,7 +74,7 @@ async def readyz(app: AppDep, response: Response) -> Readiness:
 
 @router.get("/v1/version")
 def get_version() -> Version:
-    """What is running."""
+    """Get the version of the service."""
     return Version(
         version=VERSION,
         schema_revision=head_revision(),

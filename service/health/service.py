@@ -1,4 +1,4 @@
-"""What the service needs to do its work, looked at one by one."""
+"""Readiness checks, one per dependency of the service."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ class ReadinessProbe:
         self._dispatcher = dispatcher
         looks = {"database": self._schema, "storage": self._storage, "disk": self._disk}
         self._probes = [_probe(name, look) for name, look in looks.items()]
-        away = Check("broker", "degraded", "not reachable: jobs are accepted and sent to workers once it is back")
-        self._probes.append(_Probe("files", self._files, Check("files", "degraded", "not known: see the database")))
+        away = Check("broker", "degraded", "unreachable: jobs are accepted, and sent to workers when it is back")
+        self._probes.append(_Probe("files", self._files, Check("files", "degraded", "unknown: see the database")))
         self._probes.append(_Probe("broker", lambda: self._broker(away), away))
 
     async def check_all(self) -> list[Check]:
@@ -114,14 +114,14 @@ class ReadinessProbe:
             with self._database.read() as session:
                 count = len(stored_files.damaged(session))
         except SQLAlchemyError:
-            return Check("files", "degraded", "not known: see the database")
+            return Check("files", "degraded", "unknown: see the database")
         if count:
             return Check("files", "degraded", f"{count} damaged or missing: run `quantmill scrub`")
-        return Check("files", "ok", "none known to be damaged")
+        return Check("files", "ok", "no damaged files known")
 
     def _broker(self, away: Check) -> Check:
         if self._dispatcher is None:
-            return Check("broker", "ok", "none: workers ask the database")
+            return Check("broker", "ok", "none: workers poll the database")
         try:
             self._dispatcher.ping()
         except DispatchError as error:
@@ -131,7 +131,7 @@ class ReadinessProbe:
 
 
 def _probe(name: str, look: Callable[[], str]) -> _Probe:
-    unanswered = Check(name, "failed", f"no answer within {ANSWER_SECONDS:g} s")
+    unanswered = Check(name, "failed", f"no response within {ANSWER_SECONDS:g} s")
     return _Probe(name, lambda: _check(name, look), unanswered)
 
 

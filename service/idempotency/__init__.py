@@ -1,1 +1,1 @@
-"""Idempotency keys: the same request twice is done once, and answered twice."""
+"""Idempotency keys: a repeated request is executed once and gets the same response."""

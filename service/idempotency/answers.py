@@ -1,4 +1,4 @@
-"""What an idempotency key remembers."""
+"""Stored responses of idempotency keys."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ IdempotencyHeader = Annotated[
         min_length=1,
         max_length=255,
         pattern=r"^[\x21-\x7e]+$",
-        description="Any text unique to this request. Sent again with the same body, the first answer comes back.",
+        description="Unique text that identifies this request. If the request is repeated with the same body, the "
+        "first response is returned again.",
     ),
 ]
 
 
 class IdempotencyKeyReuseError(
-    QuantmillError, code="idempotency-key-reuse", title="The idempotency key was used before", status=422
+    QuantmillError, code="idempotency-key-reuse", title="Idempotency key already used", status=422
 ):
-    """The key was used for another body."""
+    """The idempotency key was already used with a different body."""
 
 
-class IdempotencyInFlightError(
-    TransientError, code="idempotency-in-flight", title="A request with this key is in flight", status=409
-):
-    """A request with the same key is being worked on at this moment."""
+class IdempotencyInFlightError(TransientError, code="idempotency-in-flight", title="Request in progress", status=409):
+    """A request with the same idempotency key is currently being processed."""
 
 
 @dataclass(frozen=True)

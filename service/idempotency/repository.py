@@ -1,4 +1,4 @@
-"""Statements about idempotency keys."""
+"""SQL statements for idempotency keys."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def recall(
         held = "\0".join((tenant_id, request.route, request.key))
         if not try_alone(session, held):
             raise IdempotencyInFlightError(
-                f"A request with the idempotency key {request.key!r} is in flight.", hint="Send it again in a second."
+                f"A request with the idempotency key {request.key!r} is in progress.",
+                hint="Send the request again in a second.",
             )
         session.execute(_FORGET, kept)
     row = session.scalar(_FIND, place) if hold else session.scalar(_FIND_KEPT, kept)
@@ -60,7 +61,7 @@ def recall(
         return None
     if row.sent_sha256 != request.sent_sha256 and row.request_sha256 != request.meaning_sha256:
         raise IdempotencyKeyReuseError(
-            f"The idempotency key {request.key!r} was used for another body.",
+            f"The idempotency key {request.key!r} was already used with a different body.",
             hint="Use a new key for a new request.",
             header=IDEMPOTENCY_HEADER,
         )

@@ -1,4 +1,4 @@
-"""What a request is known by when it comes again: of pydantic alone, for the records of all resources."""
+"""How a repeated request is recognized; depends on pydantic only, for the schemas of all resources."""
 
 from __future__ import annotations
 

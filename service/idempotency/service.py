@@ -1,4 +1,4 @@
-"""Requests that are done once, however often they are sent."""
+"""Requests that are executed once, however often they are sent."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ def submit_once(
     request: KeyedRequest,
     check: Callable[[Session], _Checked] | None,
     store: Callable[[_Checked, Session], Stored],
+    *,
+    tenant_id: str | None = None,
 ) -> Answer:
     """Do the request in one transaction with the memory of its answer, then have its job run.
 
@@ -37,6 +39,7 @@ def submit_once(
         check: reads what the request is checked against, and computes, before: nobody else may write while a
             transaction does. None: there is nothing to check.
         store: stores what ``check`` gave in the transaction that it is given.
+        tenant_id: for whom it is done; None: the asker's tenant.
 
     Raises:
         IdempotencyKeyReuseError: the key was used for another body.
@@ -57,7 +60,8 @@ def submit_once(
             return known
         answer, made = store(checked, session)
         keys.remember(session, by.tenant_id, request, answer)
-        note(session, by, _action(request.route, made=made is not None or answer.status == 201), answer.body["id"])
+        action = _action(request.route, made=made is not None or answer.status == 201)
+        note(session, by, action, answer.body["id"], tenant_id=tenant_id)
         failpoints.reach("before_submit_commit")
     failpoints.reach("after_submit_commit")
     if made:

@@ -1,1 +1,1 @@
-"""Inspections: what a target would make of a model, told without data."""
+"""Inspections: what a target would do with a model, determined without data."""

@@ -1,4 +1,4 @@
-"""Statements about inspections."""
+"""SQL statements for inspections."""
 
 from __future__ import annotations
 

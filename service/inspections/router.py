@@ -1,4 +1,4 @@
-"""HTTP face of inspections."""
+"""HTTP routes of inspections."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ _REFUSALS = (
     ModelRejectedError,
     UnknownTargetError,
 )
-_NOT_CHANGED: Responses = {304: {"description": "Not changed"}}
-_RUNNING: Responses = {202: {"model": InspectionOut, "description": "It is being made: ask for it under its Location."}}
+_NOT_CHANGED: Responses = {304: {"description": "Not modified"}}
+_RUNNING: Responses = {
+    202: {"model": InspectionOut, "description": "The inspection is being created; get it from the URL in Location."}
+}
 
 
 @router.post(
@@ -44,13 +46,17 @@ async def inspect_model(
     app: AppDep,
     principal: PrincipalDep,
     body: InspectionCreate | None = None,
-    target: Annotated[str | None, Query(max_length=64, description="Takes the place of the config's target.")] = None,
+    target: Annotated[
+        str | None, Query(max_length=64, description="Target that overrides the config's target.")
+    ] = None,
     wait: Wait = 0,
 ) -> Response:
-    """Tell node by node whether a target runs it quantized, if not why, and what would help. Needs no data.
+    """Inspect a model: report for each node whether a target runs it quantized, why not, and what would help. Needs no
+    data.
 
-    200: it is known from before, or was made within ?wait= seconds; 202: it is being made. Asked again for the same
-    model and config, the same inspection is found.
+    200: an inspection exists or was completed within ?wait= seconds; 202: it is being created. Repeated requests for
+    the
+    same model and config return the same inspection.
     """
     asked = body or InspectionCreate()
     with asked.pointing_into_request():
@@ -78,7 +84,7 @@ async def get_inspection(
     wait: Wait = 0,
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response:
-    """An inspection. With ?wait= the answer comes once it has ended, or when the time is over."""
+    """Get an inspection. With ?wait= the response is sent when the inspection has ended or the time has passed."""
     row = await _poll(app, principal, inspection_id, wait)
     headers = _headers(row)
     if etag_matches(if_none_match, headers["ETag"]):

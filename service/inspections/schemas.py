@@ -1,4 +1,4 @@
-"""Inspections as seen over HTTP, and their errors."""
+"""API schemas and errors of inspections."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from service.resources import ResourceNotFoundError
 
 
 class InspectionCreate(WithConfig):
-    """What to inspect a model for; ``target`` in the query takes the place of the config's."""
+    """Config to inspect a model with; ``target`` in the query overrides the config's target."""
 
 
 class InspectionLinks(BaseModel):
-    """Where to go from an inspection."""
+    """Related URLs of an inspection."""
 
     self: str
     job: str
 
 
 class InspectionOut(BaseModel):
-    """What a config would make of a model."""
+    """Result of applying a config to a model, without data."""
 
     id: str
     model_id: str
     job_id: str
     status: Literal["running", "ready", "failed"]
     config: dict[str, Any] = Field(description="The resolved QuantizationConfig.")
-    result: Inspection | None = Field(description="Node by node, once ready.")
-    problem: Problem | None = Field(description="Why it failed.")
+    result: Inspection | None = Field(description="Result for each node; null until the inspection is ready.")
+    problem: Problem | None = Field(description="Error that the inspection failed with; null unless it has failed.")
     created_at: datetime
     updated_at: datetime
     links: InspectionLinks
@@ -43,11 +43,11 @@ class InspectionNotFoundError(
     ResourceNotFoundError,
     word="inspection",
     code="inspection-not-found",
-    title="No such inspection",
+    title="Inspection not found",
     listed="Create one with POST /v1/models/{model_id}/inspect.",
 ):
-    """There is no such inspection (or it belongs to somebody else)."""
+    """The inspection does not exist or belongs to another tenant."""
 
 
-class UnknownTargetError(QuantmillError, code="unknown-target", title="No such target", status=422):
-    """There is no such target."""
+class UnknownTargetError(QuantmillError, code="unknown-target", title="Unknown target", status=422):
+    """The target does not exist."""

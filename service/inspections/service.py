@@ -1,4 +1,4 @@
-"""Inspections: made by a job once per model and config, and kept."""
+"""Inspections: computed by a job once per model and config, and stored."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def aimed_at(config: QuantizationConfig, target: str | None) -> QuantizationConf
         return config
     if target not in TARGET_OPTIONS:
         raise UnknownTargetError(
-            f"{unknown_target(target)}.", query="target", hint="GET /v1/targets lists all targets."
+            f"{unknown_target(target)}.", query="target", hint="List all targets with GET /v1/targets."
         )
     return parse_config({**config.model_dump(mode="json"), "target": target}, pointer="/config")
 

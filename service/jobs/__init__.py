@@ -1,1 +1,1 @@
-"""Jobs: the state machine, its log, its dispatch, and their HTTP face."""
+"""Jobs: state machine, event log, dispatch, and HTTP routes."""

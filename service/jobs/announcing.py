@@ -1,4 +1,4 @@
-"""What endpoints are told of jobs, and of what jobs validate; in the transaction that changes it."""
+"""Webhook events of jobs and of validated objects, written in the transaction that changes them."""
 
 from __future__ import annotations
 

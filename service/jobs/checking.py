@@ -1,4 +1,4 @@
-"""What a request for a job names is looked up once, and checked against what is there: nothing is stored here."""
+"""Resolves the references of a job request and validates it; nothing is stored here."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from service.tables import Dataset, Model
 _Asked = TypeVar("_Asked", JobCreate, JobValidate)
 _WithGraph = TypeVar("_WithGraph", GraphMetric, GraphLoss)
 _CONFIG, _DEVICE = "/config", "/device"
-_NOTHING_FOR_A_GPU = "device gpu: no algorithm of the config computes on a GPU, so that one would stand idle."
+_NOTHING_FOR_A_GPU = "device gpu: the config has no algorithm that computes on a GPU, so the GPU will be idle."
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,8 @@ def checked_request(session: Session, settings: Settings, tenant_id: str, body: 
     """
     config = body.config if body.ranges_from is None else taken_over(session, tenant_id, body)
     with body.pointing_into_request():
-        if isinstance(body, JobCreate):
+        # what is only validated may leave its data out; random data of its config is what a job would take
+        if isinstance(body, JobCreate) or config.random_calibration is not None:
             check_data_given(
                 config,
                 calibration=body.calibration_dataset_id is not None,
@@ -125,9 +126,9 @@ def warnings_of(body: JobValidate) -> list[str]:
     """What is odd about a request that may be run."""
     found = list(body.translation_notes)
     if body.calibration_dataset_id is None and body.config.random_calibration is not None:
-        found.append("No calibration dataset: ranges will be those of random data, which tell nothing of accuracy.")
+        found.append("No calibration dataset: ranges come from random data, so accuracy figures are not meaningful.")
     elif body.evaluation_dataset_id is None:
-        found.append("No evaluation dataset: the models will be compared on the calibration data.")
+        found.append("No evaluation dataset: the models are compared on the calibration data.")
     return found
 
 
@@ -193,9 +194,9 @@ def placed(session: Session, settings: Settings, body: JobCreate | JobValidate, 
     field = gpu_field(body.config)
     if body.device == "cpu" and field is not None:
         raise InvalidConfigError(
-            f"The job is to run on a CPU (device: cpu), and the config asks for {field.value}.",
+            f"The job runs on a CPU (device: cpu), but the config requires {field.value}.",
             pointer=_CONFIG + field.pointer,
-            hint="Set it to cpu or auto here, or leave device out.",
+            hint="Set this field to cpu or auto, or omit device.",
         )
     device: Device = "gpu" if body.device == "gpu" or field is not None else "cpu"
     queue = GPU_QUEUE if device == "gpu" else CPU_QUEUE
@@ -215,11 +216,11 @@ def placed(session: Session, settings: Settings, body: JobCreate | JobValidate, 
 
 def _no_worker(body: JobCreate | JobValidate, field: DeviceField | None) -> NoGpuWorkerError:
     if body.device == "gpu" or field is None:
-        asked, pointer, instead = "device gpu", _DEVICE, "Leave device out"
+        asked, pointer, instead = "device gpu", _DEVICE, "Omit device"
     else:
-        asked, pointer, instead = field.value, _CONFIG + field.pointer, "Set it to cpu or auto"
+        asked, pointer, instead = field.value, _CONFIG + field.pointer, "Set this field to cpu or auto"
     return NoGpuWorkerError(
-        f"{asked} is requested, and no live worker takes jobs of the queue {GPU_QUEUE}.",
+        f"{asked} requires a GPU worker, but no live worker takes jobs from the queue {GPU_QUEUE}.",
         pointer=pointer,
         hint=f"{instead}, or start a worker on a machine with a GPU with `quantmill worker --queues {GPU_QUEUE}`.",
     )

@@ -1,4 +1,4 @@
-"""Errors around jobs."""
+"""Errors of jobs."""
 
 from __future__ import annotations
 
@@ -10,50 +10,46 @@ class JobNotFoundError(
     ResourceNotFoundError,
     word="job",
     code="job-not-found",
-    title="No such job",
-    listed="GET /v1/jobs lists them.",
+    title="Job not found",
+    listed="List all jobs with GET /v1/jobs.",
 ):
-    """There is no such job (or it belongs to somebody else)."""
+    """The job does not exist or belongs to another tenant."""
 
 
-class JobNotEndedError(QuantmillError, code="job-not-ended", title="The job has not ended", status=409):
-    """What was asked for is done to jobs that have ended."""
+class JobNotEndedError(QuantmillError, code="job-not-ended", title="Job has not ended", status=409):
+    """The operation requires a job that has ended."""
 
     def __init__(self, job_id: str, state: str, *, hint: str) -> None:
-        super().__init__(f"The job {job_id} is {state}.", hint=hint)
+        super().__init__(f"Job {job_id} is {state}.", hint=hint)
 
 
-class JobInUseError(QuantmillError, code="job-in-use", title="The job is still needed", status=409):
-    """Something that is still there refers to the job."""
+class JobInUseError(QuantmillError, code="job-in-use", title="Job in use", status=409):
+    """The job cannot be deleted because another object refers to it."""
 
 
-class NotRepeatableError(QuantmillError, code="job-not-repeatable", title="The job cannot be repeated", status=409):
-    """The job cannot be asked for once more as it was."""
+class NotRepeatableError(QuantmillError, code="job-not-repeatable", title="Job cannot be repeated", status=409):
+    """The job cannot be submitted again with its original request."""
 
 
-class RangesNotUsableError(
-    QuantmillError, code="ranges-not-usable", title="The ranges of that job cannot be taken over", status=422
-):
-    """The job whose ranges were to be taken over has none, or none for this graph."""
+class RangesNotUsableError(QuantmillError, code="ranges-not-usable", title="Ranges cannot be reused", status=422):
+    """The source job has no calibrated ranges, or none for this graph."""
 
 
-class NoGpuWorkerError(QuantmillError, code="no-gpu-worker", title="No worker with a GPU is there", status=409):
-    """The job needs a GPU, and no worker is alive that takes jobs of the queue gpu."""
+class NoGpuWorkerError(QuantmillError, code="no-gpu-worker", title="No GPU worker available", status=409):
+    """The job needs a GPU, but no live worker takes jobs from the queue gpu."""
 
 
-class AttemptsExhaustedError(
-    QuantmillError, code="attempts-exhausted", title="The job failed on every attempt", status=500
-):
-    """Every attempt that the job had was used up by crashes or other passing trouble."""
+class AttemptsExhaustedError(QuantmillError, code="attempts-exhausted", title="All attempts failed", status=500):
+    """All attempts of the job failed because of crashes or other transient errors."""
 
 
-class LeaseExpiredError(QuantmillError, code="lease-expired", title="The worker fell silent", status=500):
-    """The worker of the last attempt fell silent."""
+class LeaseExpiredError(QuantmillError, code="lease-expired", title="Worker lost", status=500):
+    """The worker of the last attempt stopped renewing its lease."""
 
 
-class DeadlineExceededError(QuantmillError, code="deadline-exceeded", title="The job missed its deadline", status=504):
+class DeadlineExceededError(QuantmillError, code="deadline-exceeded", title="Job deadline exceeded", status=504):
     """The job did not end before its deadline."""
 
 
-class DispatchError(QuantmillError, code="dispatch-failed", title="The broker cannot be reached", status=503):
-    """The broker did not take the message; the job row stays queued and is sent again later."""
+class DispatchError(QuantmillError, code="dispatch-failed", title="Broker unreachable", status=503):
+    """The broker did not accept the message; the job stays queued and the message is sent again later."""

@@ -1,4 +1,4 @@
-"""A request for an evaluation is looked up, and checked against what is there: nothing is stored here."""
+"""Resolves and validates an evaluation request; nothing is stored here."""
 
 from __future__ import annotations
 
@@ -92,4 +92,6 @@ def _check_outputs(names: list[list[str]]) -> None:
         return
     message = f"the outputs differ: {own} and {reference}"
     problem = FieldProblem(pointer="/reference_model_id", code="outputs-differ", message=message)
-    raise InvalidConfigError(message, errors=(problem,), hint="Compare models that come from the same float model.")
+    raise InvalidConfigError(
+        message, errors=(problem,), hint="Compare models that were created from the same float model."
+    )

@@ -1,4 +1,4 @@
-"""The log of a job, append-only and numbered without gaps; and its metric events as curves."""
+"""The event log of a job, append-only and numbered without gaps; and its metric events as curves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a finished attempt hands to the transition that makes its job succeed."""
+"""Result of a finished attempt, as input of the transition to succeeded."""
 
 from __future__ import annotations
 

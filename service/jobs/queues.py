@@ -1,4 +1,4 @@
-"""The queues, which job goes into which, and which jobs count as short."""
+"""The queues, the queue of each job, and which jobs count as short."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranges that one job has calibrated, taken over by another of the same graph."""
+"""Calibrated ranges of one job, reused by another job with the same graph."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def taken_over(session: Session, tenant_id: str, body: JobCreate | JobValidate) 
     row = repository.report(session, tenant_id, job.id)
     if job.kind != "quantize" or job.state != "succeeded" or row is None or job.model_id is None:
         raise RangesNotUsableError(
-            f"The job {job.id} is a {job.kind} job that is {job.state}; it has no ranges.",
+            f"Job {job.id} is a {job.kind} job in state {job.state}; it has no ranges.",
             pointer=_PLACE,
-            hint="Name a quantization that succeeded.",
+            hint="Use a quantize job that has succeeded.",
         )
     if body.model_id is not None:
         _check_same_graph(session, tenant_id, body.model_id, job.model_id)
@@ -49,7 +49,7 @@ def taken_over(session: Session, tenant_id: str, body: JobCreate | JobValidate) 
     ranges = report.tensor_ranges
     if not ranges:
         raise RangesNotUsableError(
-            f"The job {job.id} calibrated no activations.", pointer=_PLACE, hint="Name a job of mode static."
+            f"Job {job.id} did not calibrate any activations.", pointer=_PLACE, hint="Use a job with mode static."
         )
     _check_known(body.config, ranges, job.id)
     return with_ranges(body.config, ranges, pointer="/config")
@@ -65,10 +65,10 @@ def _check_same_graph(session: Session, tenant_id: str, model_id: str, other_id:
     # the same file uploaded twice is the same graph, too
     if summaries[0].sha256 != summaries[1].sha256:
         raise RangesNotUsableError(
-            f"The job ran on the model {other_id}, whose graph is not that of {model_id}.",
+            f"The source job used the model {other_id}, which has a different graph than {model_id}.",
             pointer=_PLACE,
-            hint="Make the new model by new weights for the graph of the other: format safetensors with "
-            "skeleton_model_id. Or give the report's tensor_ranges in the config.",
+            hint="Create the new model with new weights for the graph of that model: format safetensors "
+            "with skeleton_model_id. Or set the report's tensor_ranges in the config.",
         )
 
 
@@ -78,7 +78,7 @@ def _check_same_preparation(asked: PreparationSpec, before: PreparationSpec, job
         FieldProblem(
             pointer=below("/config/preparation", name),
             code=RangesNotUsableError.code,
-            message=f"{name} is {getattr(asked, name)!r}, in the job {job_id} it was {getattr(before, name)!r}",
+            message=f"{name} is {getattr(asked, name)!r}, but was {getattr(before, name)!r} in job {job_id}",
         )
         for name in PreparationSpec.model_fields
         if getattr(asked, name) != getattr(before, name)
@@ -86,9 +86,9 @@ def _check_same_preparation(asked: PreparationSpec, before: PreparationSpec, job
     if not problems:
         return
     raise RangesNotUsableError(
-        f"The job {job_id} prepared the graph otherwise, so its tensors may be others: {problems[0].message}.",
+        f"Job {job_id} prepared the graph with other settings, so its tensors may differ: {problems[0].message}.",
         errors=problems,
-        hint="Prepare it in the same way, or calibrate anew.",
+        hint="Use the same preparation settings, or omit ranges_from to calibrate again.",
     )
 
 
@@ -101,12 +101,13 @@ def _check_known(config: QuantizationConfig, ranges: Mapping[str, TensorRange], 
     for name in unknown:
         near = nearest_name(name, ranges)
         told = f"; did you mean {near!r}?" if near else ""
-        message = f"the job {job_id} calibrated no tensor {name!r}{told}"
+        message = f"job {job_id} did not calibrate a tensor named {name!r}{told}"
         problems.append(
             FieldProblem(pointer=below("/config/tensor_ranges", name), code=InvalidConfigError.code, message=message)
         )
     raise InvalidConfigError(
         f"tensor_ranges: {'; '.join(problem.message for problem in problems[:5])}",
         errors=tuple(problems),
-        hint="Take names from that job's report, under tensor_ranges; without ranges_from the model alone decides.",
+        hint="Use tensor names from that job's report, under tensor_ranges; without ranges_from, names are "
+        "checked against the model only.",
     )

@@ -1,4 +1,4 @@
-"""What becomes of a job's record: how it is called, its log as text, and its end."""
+"""Job records: name and labels, log as text, deletion."""
 
 from __future__ import annotations
 
@@ -55,13 +55,14 @@ def remove(app: AppState, by: Principal, job_id: str) -> None:
         baseline_of = repository.baseline_of(session, by.tenant_id, job.id)
         if baseline_of is not None:
             raise JobInUseError(
-                f"The schedule {baseline_of} judges by the job {job.id}, which it accepted last or its gate names.",
-                hint="Delete the schedule first, change its gate, or wait until it has accepted another job.",
+                f"Job {job.id} is the baseline of schedule {baseline_of}: the job it accepted last, or the "
+                "job in its gate.",
+                hint="Delete the schedule, change its gate, or wait until it has accepted another job.",
             )
         if repository.is_referred_to(session, job.id):
             raise JobInUseError(
-                f"The job {job.id} belongs to something that is still there.",
-                hint="Jobs of inspections and validations go with what they belong to.",
+                f"Job {job.id} belongs to an object that still exists.",
+                hint="Jobs of inspections and validations are deleted with the object they belong to.",
             )
         repository.remove(session, [job.id])
         note(session, by, "job.delete", job.id)

@@ -1,4 +1,4 @@
-"""Requests made of jobs that were there before: the same once more, or with changes."""
+"""Requests created from earlier jobs: repeated, or with changes."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _FIELDS = {
 }
 _KINDS = {JobCreate: "quantize", EvaluationCreate: "evaluate"}
 _OTHERWISE = {
-    JobCreate: "Submit it with changes with POST /v1/jobs/{id}/clone.",
-    EvaluationCreate: "Submit another evaluation with POST /v1/evaluations.",
+    JobCreate: "Clone the job with the necessary changes with POST /v1/jobs/{id}/clone.",
+    EvaluationCreate: "Create another evaluation with POST /v1/evaluations.",
 }
 
 
@@ -37,7 +37,7 @@ def same_request(job: Job, request: type[_Request]) -> _Request:
     """
     if job.state not in TERMINAL:
         raise JobNotEndedError(
-            job.id, job.state, hint=f"Wait until it ends, or cancel it with POST /v1/jobs/{job.id}/cancel."
+            job.id, job.state, hint=f"Wait until it has ended, or cancel it with POST /v1/jobs/{job.id}/cancel."
         )
     document = _document(job, request)
     try:
@@ -45,7 +45,7 @@ def same_request(job: Job, request: type[_Request]) -> _Request:
     except ValidationError as error:
         told = problem_summary(field_problems(error, request))
         raise NotRepeatableError(
-            f"What the job {job.id} was asked for is no longer accepted: {told}", hint=_OTHERWISE[request]
+            f"The request of job {job.id} is no longer valid: {told}", hint=_OTHERWISE[request]
         ) from None
 
 
@@ -73,7 +73,9 @@ def changed_request(job: Job, patch: dict[str, Any], request: type[_Request]) ->
     except ValidationError as error:
         problems = field_problems(error, request)
         raise InvalidRequestError(
-            problem_summary(problems), errors=problems, hint="Pointers are of the request with the patch merged in."
+            problem_summary(problems),
+            errors=problems,
+            hint="Pointers refer to the request after the patch was merged into it.",
         ) from None
 
 
@@ -86,7 +88,10 @@ def merged(target: Any, patch: Any, *, depth: int = 0) -> Any:
     if not isinstance(patch, dict):
         return patch
     if depth > _MOST_DEPTH:
-        raise InvalidRequestError(f"The patch is nested more than {_MOST_DEPTH} deep.", hint="No request is that deep.")
+        raise InvalidRequestError(
+            f"The patch is nested more than {_MOST_DEPTH} levels deep.",
+            hint="Reduce the nesting; no valid request is nested that deep.",
+        )
     result = dict(target) if isinstance(target, dict) else {}
     for name, value in patch.items():
         if value is None:
@@ -99,8 +104,8 @@ def merged(target: Any, patch: Any, *, depth: int = 0) -> Any:
 def _document(job: Job, request: type[BaseModel]) -> dict[str, Any]:
     if job.kind != _KINDS[request]:
         raise NotRepeatableError(
-            f"The job {job.id} is a {job.kind} job: it belongs to an upload or an inspection.",
-            hint="Repeat what it was made by.",
+            f"Job {job.id} is a {job.kind} job: it belongs to an upload or an inspection.",
+            hint="Repeat the request that created the job.",
         )
     document = {name: getattr(job, name) for name in _FIELDS[request]}
     if request is EvaluationCreate:

@@ -1,4 +1,4 @@
-"""Statements about jobs and what they produced. Changes of state are made by ``service.jobs.transitions`` alone."""
+"""SQL statements for jobs and their results. Only ``service.jobs.transitions`` changes states."""
 
 from __future__ import annotations
 

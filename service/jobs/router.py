@@ -1,4 +1,4 @@
-"""HTTP face of jobs."""
+"""HTTP routes of jobs."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ _SEQ_MAX = 2**31 - 1
 # Of an event stream the schema is that of one event.
 _STREAMED = {
     "type": "object",
-    "description": "One event; ``data`` is JSON: of ``end`` the job's id and state, else an event as in a page.",
+    "description": "One event; ``data`` is JSON: the job's id and state for ``end``, otherwise an event as in a page.",
     "properties": {
         "id": {"type": "string"},
         "event": {"enum": ["state", "progress", "log", "metric", "end"]},
@@ -86,11 +86,11 @@ _STREAMED = {
 _EVENT_RESPONSES: Responses = {
     200: {
         "model": EventPage,
-        "description": "The log: a page of it as JSON, or all of it, as it grows, as an event stream.",
+        "description": "The event log: one page as JSON, or an event stream with all events, including new ones.",
         "content": {"text/event-stream": {"schema": _STREAMED}},
     }
 }
-_NOT_CHANGED: Responses = {304: {"description": "Not changed"}}
+_NOT_CHANGED: Responses = {304: {"description": "Not modified"}}
 # Of a request that names a model and data, whatever is to be done with them.
 _INPUT_REFUSALS = (
     DatasetMismatchError,
@@ -110,7 +110,12 @@ _JOB_REFUSALS = (
     RangesNotUsableError,
 )
 _HAND_OVER_REFUSALS = (AddressNotAllowedError, HandOverUnavailableError, UrlNotAllowedError)
-_REUSED: Responses = {200: {"model": JobOut, "description": "Asked with reuse: a job that was there has succeeded."}}
+_REUSED: Responses = {
+    200: {
+        "model": JobOut,
+        "description": "With reuse: an existing job with the same result has succeeded and is returned.",
+    }
+}
 
 
 @router.post(
@@ -125,7 +130,7 @@ async def create_job(
     principal: PrincipalDep,
     idempotency_key: IdempotencyHeader = None,
 ) -> Response:
-    """Submit a quantization. 202 means that it is stored and will be run, whatever happens to this process."""
+    """Submit a quantization job. 202: the job is stored and will run, even if this process ends."""
     hand_over: tuple[NewHandOver, ...] = ()
     if body.hand_over:
         hand_over = await app.lookups.run(lambda: prepared(app.settings, body.hand_over, "/hand_over", names=True))
@@ -134,26 +139,30 @@ async def create_job(
 
 @router.post("/v1/jobs:validate", responses=problems(*_JOB_REFUSALS, *_HAND_OVER_REFUSALS))
 async def validate_job(body: JobValidate, app: AppDep, principal: PrincipalDep) -> JobValidated:
-    """Check a request and show the config that would be run; nothing is stored."""
+    """Validate a request and return the resolved config. Nothing is stored."""
     if body.hand_over:
         await app.lookups.run(lambda: refuse_inside(app.settings, body.hand_over, "/hand_over"))
     return await app.checks.run(lambda: service.check(app, principal.tenant_id, body))
 
 
 class JobListParameters(BaseModel):
-    """What a list of jobs is filtered by, beside labels."""
+    """Filters for the list of jobs, in addition to labels."""
 
-    kind: UsersKind | None = Field(default=None, description="Default: both.")
+    kind: UsersKind | None = Field(
+        default=None, description="Only jobs of this kind; default: quantize and evaluate jobs."
+    )
     state: ShownState | None = None
     model_id: Annotated[str, Field(max_length=MOST_REFERENCE_CHARS, pattern=PLAIN_TEXT)] | None = None
     name: Annotated[str, Field(max_length=200, pattern=PLAIN_TEXT)] | None = Field(
-        default=None, description="The name that was given, exactly."
+        default=None, description="Only jobs with exactly this given name."
     )
     search: Annotated[str, Field(min_length=1, max_length=200, pattern=PLAIN_TEXT)] | None = Field(
-        default=None, description="A part of the name, in any case; of a default name, of its model and preset."
+        default=None,
+        description="Only jobs with this text in their name, or in model and preset of a default name; "
+        "not case-sensitive.",
     )
     preset: Annotated[str, Field(max_length=64, pattern=PLAIN_TEXT)] | None = None
-    verdict: Verdict | None = Field(default=None, description="Of the report.")
+    verdict: Verdict | None = Field(default=None, description="Only jobs with this verdict in their report.")
     created_after: Moment | None = None
     created_before: Moment | None = None
 
@@ -170,7 +179,9 @@ async def list_jobs(
     page: PageDep,
     filters: Annotated[JobListParameters, Query()],
 ) -> Page[JobListed]:
-    """Quantize and evaluate jobs, newest first, without configs. Any number of ``label=KEY=VALUE`` filter by label."""
+    """List quantize and evaluate jobs, newest first, without configs. Repeat ``label=KEY=VALUE`` to filter by
+    labels.
+    """
     tenant_id, model_id = principal.tenant_id, filters.model_id
     if model_id is not None and SIGN in model_id:
         model_id = await app.reads.run(partial(identify, app, MODELS, tenant_id, model_id, query="model_id"))
@@ -192,7 +203,9 @@ async def get_job(
     wait: Wait = 0,
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response | JobOut:
-    """A job. With ?wait= the answer comes once the job has ended, or, given If-None-Match, once it has changed."""
+    """Get a job. With ?wait= the response is sent when the job has ended or, with If-None-Match, when it has
+    changed.
+    """
 
     def settled(seen: JobView) -> bool:
         if if_none_match is not None:
@@ -215,10 +228,10 @@ async def get_job(
 @router.post(
     "/v1/jobs/{job_id}/cancel",
     response_model=JobOut,
-    responses={202: {"model": JobOut, "description": "It is running and was asked to stop."}},
+    responses={202: {"model": JobOut, "description": "The job is running; cancellation was requested."}},
 )
 async def cancel_job(job_id: str, app: AppDep, principal: PrincipalDep) -> Response:
-    """Cancel a job. 200: it is canceled, or had ended before; 202: it runs and stops soon. Never an error to repeat."""
+    """Cancel a job. 200: it is canceled or had already ended; 202: it is running and will stop soon. Safe to repeat."""
     view = await app.writes.run(lambda: service.cancel(app, principal, job_id))
     status = 202 if view.job.state == "running" else 200
     return JSONResponse(
@@ -235,7 +248,7 @@ async def cancel_job(job_id: str, app: AppDep, principal: PrincipalDep) -> Respo
 async def retry_job(
     job_id: str, app: AppDep, principal: PrincipalDep, idempotency_key: IdempotencyHeader = None
 ) -> Response:
-    """Submit what a job that has ended was asked for, with the config as it was resolved then: a new job."""
+    """Retry a job that has ended: create a new job from its request, with the config as it was resolved then."""
     return await app.writes.run(lambda: service.retry(app, principal, job_id, key=idempotency_key).response())
 
 
@@ -252,16 +265,16 @@ async def clone_job(
     principal: PrincipalDep,
     idempotency_key: IdempotencyHeader = None,
 ) -> Response:
-    """Submit what a job was asked for with changes: the body is a JSON merge patch (RFC 7396) of its request.
+    """Create a new job from a job's request with changes: the body is a JSON merge patch (RFC 7396) of the request.
 
-    A patch with another preset begins from that preset: of the job's config nothing is left but what the patch says.
+    If the patch names another preset, the config starts from that preset and contains only the patch's changes.
     """
     return await app.writes.run(lambda: service.clone(app, principal, job_id, body, key=idempotency_key).response())
 
 
 @router.patch("/v1/jobs/{job_id}")
 async def rename_job(job_id: str, body: JobPatch, app: AppDep, principal: PrincipalDep, response: Response) -> JobOut:
-    """Give a job another name or other labels, in whatever state; what is left out stays, null takes away."""
+    """Update the name or the labels of a job in any state. Omitted fields are unchanged; null removes a value."""
     view = await app.writes.run(lambda: records.rename(app, principal, job_id, body))
     response.headers["ETag"] = _etag(view)
     return job_out(view)
@@ -269,7 +282,7 @@ async def rename_job(job_id: str, body: JobPatch, app: AppDep, principal: Princi
 
 @router.delete("/v1/jobs/{job_id}", status_code=204, responses=problems(JobNotEndedError, JobInUseError))
 async def delete_job(job_id: str, app: AppDep, principal: PrincipalDep) -> None:
-    """Forget a job that has ended, with its log, report and artifacts."""
+    """Delete a job that has ended, with its log, report and artifacts."""
     await app.writes.run(lambda: records.remove(app, principal, job_id))
 
 
@@ -282,10 +295,12 @@ async def get_logs(
     job_id: str,
     app: AppDep,
     principal: PrincipalDep,
-    after: Annotated[int, Query(ge=0, le=_SEQ_MAX, description="Only entries with numbers above this.")] = 0,
-    limit: Annotated[int, Query(ge=1, le=1000, description="Entries per page.")] = 1000,
+    after: Annotated[
+        int, Query(ge=0, le=_SEQ_MAX, description="Only log entries with a number greater than this.")
+    ] = 0,
+    limit: Annotated[int, Query(ge=1, le=1000, description="Maximum number of log entries per page.")] = 1000,
 ) -> Response:
-    """The entries of the job's log as text, one per line: time in UTC, attempt, level, message."""
+    """Get the job's log entries as text, one per line: time in UTC, attempt, level, message."""
     entries, more = await app.reads.run(
         lambda: records.log_page(app, principal.tenant_id, job_id, after=after, limit=limit)
     )
@@ -301,16 +316,19 @@ async def get_events(
     app: AppDep,
     principal: PrincipalDep,
     as_page: EventPageDep,
-    after: Annotated[int | None, Query(ge=0, le=_SEQ_MAX, description="Only events with numbers above this.")] = None,
-    limit: Annotated[int, Query(ge=1, le=1000, description="Events per page, for JSON.")] = 200,
+    after: Annotated[
+        int | None, Query(ge=0, le=_SEQ_MAX, description="Only events with a number greater than this.")
+    ] = None,
+    limit: Annotated[int, Query(ge=1, le=1000, description="Maximum number of events per JSON page.")] = 200,
     last_event_id: Annotated[
-        int | None, Header(ge=0, le=_SEQ_MAX, description="As ?after=, sent by browsers that reconnect.")
+        int | None, Header(ge=0, le=_SEQ_MAX, description="Same as ?after=; sent by browsers when they reconnect.")
     ] = None,
     token: TokenParameter = None,
 ) -> Response | EventPage:
-    """The job's log: a stream that ends with the job, or with ``format=json`` a page.
+    """Stream a job's events until the job ends or, with ``format=json``, get one page of them.
 
-    The stream carries ``event: state|progress|log|metric`` with the number as ``id:``; last comes ``event: end``.
+    The stream contains ``event: state|progress|log|metric`` with the event number as ``id:`` and ends with ``event:
+    end``.
     """
     start = last_event_id if last_event_id is not None else after or 0
     if as_page:
@@ -331,7 +349,7 @@ async def get_events(
 
 @router.post("/v1/jobs/{job_id}/events/token", status_code=201)
 async def create_stream_token(job_id: str, app: AppDep, principal: PrincipalDep, response: Response) -> StreamToken:
-    """A token for the job's event stream, for pages: an EventSource can send no key. It is good for five minutes."""
+    """Create a token for the job's event stream, for pages: EventSource cannot send a key. Valid for five minutes."""
     await app.reads.run(lambda: service.get(app, principal.tenant_id, job_id))  # 404 comes first
     return token_of(app, principal, f"/v1/jobs/{job_id}", response)
 
@@ -344,7 +362,7 @@ async def create_stream_token(job_id: str, app: AppDep, principal: PrincipalDep,
 async def get_report(
     job_id: str, app: AppDep, principal: PrincipalDep, if_none_match: Annotated[str | None, Header()] = None
 ) -> Response:
-    """The accuracy report of a succeeded job; of an evaluate job what it has found, with ``kind``: evaluation."""
+    """Get the accuracy report of a succeeded job; for an evaluate job, its results with ``kind``: evaluation."""
     row = await app.reads.run(lambda: service.report(app, principal.tenant_id, job_id))
     headers = {
         "ETag": f'"{row.job_id}.{row.attempt}.{REPORT_SCHEMA_VERSION}"',
@@ -364,9 +382,9 @@ async def create_evaluation(
     principal: PrincipalDep,
     idempotency_key: IdempotencyHeader = None,
 ) -> Response:
-    """Submit an evaluation: a model, quantized or not, is measured, beside another one if that is given.
+    """Submit an evaluation: measure a model, quantized or not, and optionally compare it with a reference model.
 
-    The answer is a job of kind ``evaluate``; all that is done to jobs is done to it under ``/v1/jobs/ID``.
+    The response is a job of kind ``evaluate``; all operations on jobs under ``/v1/jobs/ID`` apply to it.
     """
     return await app.writes.run(lambda: service.create_evaluation(app, principal, body, key=idempotency_key).response())
 

@@ -1,4 +1,4 @@
-"""Jobs as seen over HTTP."""
+"""API schemas of jobs."""
 
 from __future__ import annotations
 
@@ -44,41 +44,47 @@ JobId = Annotated[str, StringConstraints(max_length=64)]
 Reference = Annotated[
     str,
     StringConstraints(max_length=MOST_REFERENCE_CHARS),
-    Field(description="An id, or NAME@VERSION, NAME@ALIAS or NAME@latest, which is looked up once."),
+    Field(
+        description="An id, or NAME@VERSION, NAME@ALIAS or NAME@latest, which is resolved once, when the request is "
+        "received."
+    ),
 ]
 
 _RANGES_FROM = (
-    "A succeeded job on the same model or on another version of it: the calibrated ranges of its report become the "
-    "config's tensor_ranges; where the config has one for a tensor of that report, it stays. The preparation has to be "
-    "the same."
+    "Id of a succeeded job on the same model or another version of it: the calibrated ranges in its report "
+    "become the config's tensor_ranges. Ranges that the config sets for tensors of that report take "
+    "precedence. The preparation settings must be the same."
 )
 
 
-_PRIORITY = "-100 to 100: of the jobs that wait in a queue those with the highest number start first."
+_PRIORITY = "Priority, -100 to 100: among the queued jobs of a queue, those with the highest number start first."
 _DEVICE = (
-    "auto: gpu if the config asks for one (cuda or rocm), else cpu. gpu: the job goes into the queue gpu, whose "
-    "workers have GPUs. cpu: it sees no GPU, wherever it runs."
+    "Device that runs the job. auto: gpu if the config requires one (cuda or rocm), otherwise cpu. gpu: "
+    "the job is sent to the queue gpu, whose workers have GPUs. cpu: the job cannot use a GPU on any "
+    "worker."
 )
-_SIZE_CLASS = "A short job may also start in the slots that workers keep for such; a long one waits for the others."
+_SIZE_CLASS = (
+    "Size class of the job. A short job may also start in slots that workers reserve for short jobs; a "
+    "long job uses the other slots."
+)
 _REUSE = (
-    "Where another job would give the same (the same bytes of model and data, resolved config, device and engine) and "
-    "has succeeded, the answer is 200 with that job; 202 with it while it may yet. None is stored then."
+    "Reuse an existing job that gives the same result (same bytes of model and data, resolved config, "
+    "device and engine). The response is 200 with that job if it has succeeded, or 202 if it has not ended "
+    "yet. No new job is stored in either case."
 )
 _FALLBACK = (
-    "Which model it returns, where the quantized one was too slow for a gate with on_fail fallback: reduced, with "
-    "fewer Q/DQ pairs; float, the one that was uploaded; planned, as nothing better was found. Null: no other "
-    "was looked for."
+    "Model that the job returns if the quantized one was too slow for a gate with on_fail fallback: "
+    "reduced, with fewer Q/DQ pairs; float, the uploaded model; planned, the quantized model, because no "
+    "better one was found. Null: no fallback was needed."
 )
 _FINISH = (
-    "With what waits before it and what runs, on the slots that there are. Null where it has ended, is not estimated, "
-    "or no worker takes its queue."
+    "Estimated end of the job, from the jobs queued before it and the running jobs, on the available "
+    "slots. Null if the job has ended, has no estimate, or no worker takes jobs from its queue."
 )
-_NAME = (
-    "As it was given. A job that was given none is called by its model and recipe, such as 'mobilenet@1, xint8 + CLE'."
-)
+_NAME = "Name of the job as given. Default: its model and recipe, such as 'mobilenet@1, xint8 + CLE'."
 _HAND_OVER = (
-    "Where results go once the job has succeeded. URLs and headers are never shown again; a retry or a clone of the "
-    "job has none of them. Not with reuse, and not in the template of a schedule."
+    "Where results are sent when the job has succeeded. URLs and headers are never returned, and are not "
+    "copied to a retry or a clone of the job. Not allowed with reuse, nor in the template of a schedule."
 )
 MOST_PRIORITY = 100
 Priority = Annotated[int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY, description=_PRIORITY)]
@@ -91,7 +97,7 @@ class WithConfig(RepeatableBody):
 
     config: QuantizationConfig = Field(
         default_factory=QuantizationConfig,
-        description='The recipe; a config of AMD Quark goes into {"format": "quark", "config": {...}}.',
+        description='Quantization config; a config of AMD Quark is given as {"format": "quark", "config": {...}}.',
     )
     _translation: Translation | None = PrivateAttr(default=None)
 
@@ -138,18 +144,20 @@ def _refusal(error: ValidationError, model: type[BaseModel], translation: Transl
     problems = translation.relocated(field_problems(error, model), _CONFIG)
     in_config = all(problem.pointer == _CONFIG or problem.pointer.startswith(_CONFIG + "/") for problem in problems)
     kind = InvalidConfigError if in_config else InvalidRequestError
-    return kind(problem_summary(problems), errors=problems, hint="The schema is at /docs.")
+    return kind(problem_summary(problems), errors=problems, hint="See the schema at /docs.")
 
 
 class JobCreate(WithConfig):
-    """A quantization to run."""
+    """A quantization job to submit."""
 
     model_id: Reference
     calibration_dataset_id: Reference | None = Field(
-        default=None, description="May be left out where the config has random_calibration, or calibrates nothing."
+        default=None,
+        description="Calibration dataset. May be omitted if the config has random_calibration or does not "
+        "calibrate anything.",
     )
     evaluation_dataset_id: Reference | None = Field(
-        default=None, description="Without one, the models are compared on the calibration data."
+        default=None, description="Evaluation dataset. If omitted, the models are compared on the calibration data."
     )
     ranges_from: JobId | None = Field(default=None, description=_RANGES_FROM)
     priority: Priority = 0
@@ -161,18 +169,19 @@ class JobCreate(WithConfig):
 
 
 class EvaluationCreate(RepeatableBody):
-    """A model to measure, beside another one if that is given."""
+    """A model to evaluate, optionally compared with a reference model."""
 
     model_config = ConfigDict(extra="forbid")
 
-    model_id: Reference = Field(description="The model that is measured, quantized or not.")
+    model_id: Reference = Field(description="Model to measure, quantized or not.")
     reference_model_id: Reference | None = Field(
-        default=None, description="The model that it is held against, such as the float model that it was made of."
+        default=None, description="Model to compare with, such as the float model that the model was created from."
     )
     evaluation_dataset_id: Reference
     evaluation: EvaluationSpec = Field(
         default_factory=EvaluationSpec,
-        description="What is measured, and the gate. Conditions that compare need a reference_model_id.",
+        description="Metrics to measure, and the gate. Conditions that compare two models require a "
+        "reference_model_id.",
     )
     priority: Priority = 0
     name: Text | None = None
@@ -192,7 +201,7 @@ class EvaluationCreate(RepeatableBody):
 
 
 class JobPatch(BaseModel):
-    """Changes of a job's name and labels; what is left out stays, null takes away."""
+    """Changes to a job's name and labels. Omitted fields are unchanged; null removes a value."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -208,14 +217,14 @@ class JobPatch(BaseModel):
         """
         if len(labels) > MOST_LABELS:
             raise InvalidRequestError(
-                f"The job would have {len(labels)} labels; a job has {MOST_LABELS} at most.",
+                f"The job would have {len(labels)} labels; the maximum is {MOST_LABELS}.",
                 pointer="/labels",
-                hint="Take some away: give null for them.",
+                hint="Remove some labels: set them to null.",
             )
 
 
 class JobValidate(WithConfig):
-    """As JobCreate, but models and data may be left out; what is given is checked."""
+    """As JobCreate, but models and data may be omitted; those given are validated."""
 
     model_id: Reference | None = None
     calibration_dataset_id: Reference | None = None
@@ -225,26 +234,28 @@ class JobValidate(WithConfig):
     device: DeviceChoice = Field(default="auto", description=_DEVICE)
     name: Text | None = None
     labels: Labels = Field(default_factory=dict)
-    reuse: bool = Field(default=False, description="Taken as in a request for a job; nothing is looked for.")
-    hand_over: HandOverTargets = Field(default_factory=list, description="Checked as in a request for a job.")
+    reuse: bool = Field(default=False, description="Accepted as in a request for a job; no existing job is looked up.")
+    hand_over: HandOverTargets = Field(default_factory=list, description="Validated as in a request for a job.")
 
 
 class JobValidated(BaseModel):
-    """What would be run."""
+    """Result of the validation of a job request."""
 
-    config: QuantizationConfig = Field(description="The config with everything filled in.")
-    warnings: list[str] = Field(description="Nothing that stops the job, but worth a thought.")
-    device: Device = Field(description="Where it would run.")
-    queue: str = Field(description="Which workers would take it.")
+    config: QuantizationConfig = Field(description="The resolved config, with all defaults.")
+    warnings: list[str] = Field(description="Warnings that do not prevent the job from running.")
+    device: Device = Field(description="Device that would run the job.")
+    queue: str = Field(description="Queue that the job would be sent to.")
     size_class: SizeClass = Field(description=_SIZE_CLASS)
     estimate: Estimate | None = Field(
-        default=None, description="Null where no model is given, or nothing that it would be calibrated or measured on."
+        default=None,
+        description="Estimated time and memory. Null if the request names no model, or no data to calibrate or "
+        "measure on.",
     )
     estimated_finish_at: datetime | None = Field(default=None, description=_FINISH)
 
 
 class Progress(BaseModel):
-    """How far the stage has come, and the whole job; ``total`` is null while unknown."""
+    """Progress of the current stage and of the whole job; ``total`` is null if unknown."""
 
     done: int
     total: int | None
@@ -252,28 +263,30 @@ class Progress(BaseModel):
     message: str
     share: float | None = Field(
         default=None,
-        description="Of the whole attempt that is done, 0 to 1; never falls, 1 at the end only. Null while unknown.",
+        description="Completed share of the whole attempt, 0 to 1; never decreases, and is 1 only at the end. Null "
+        "if unknown.",
     )
-    seconds_left: float | None = Field(default=None, description="Until the end, estimated. Null while unknown.")
+    seconds_left: float | None = Field(default=None, description="Estimated seconds until the end. Null if unknown.")
 
 
 class Waiting(BaseModel):
-    """Why a queued job does not start, or an upload is not validated."""
+    """Why a queued job does not start, or an upload is not validated yet."""
 
     code: str = Field(
-        description="no-worker: none is alive that takes jobs of its queue. storage-full: the disk has no room left. "
-        "storage-away: the storage folder is not there. database-away: the database could not be reached for long. "
-        "worker-shutdown: its worker was stopped. restored: it ran when the backup was made that this service is of. "
-        "workers-lost: each worker that took it fell silent. runner-not-started: its worker could start no "
-        "process to work on it. worker-fault: its worker failed by an error of its own. "
-        "validation-overdue: an upload was not validated in time. Others may follow."
+        description="no-worker: no live worker takes jobs from its queue. storage-full: the disk is full. "
+        "storage-away: the storage folder is missing. database-away: the database could not be reached "
+        "for too long. worker-shutdown: its worker was stopped. restored: it was running when the "
+        "backup was made that this service was restored from. workers-lost: each worker that took it "
+        "stopped responding. runner-not-started: its worker could not start a process for it. "
+        "worker-fault: its worker failed because of an internal error. validation-overdue: an upload "
+        "was not validated in time. More codes may be added."
     )
     message: str
     hint: str
 
 
 class ArtifactLink(BaseModel):
-    """An artifact of the job."""
+    """Link to an artifact of the job."""
 
     id: str
     kind: str
@@ -283,7 +296,7 @@ class ArtifactLink(BaseModel):
 
 
 class JobLinks(BaseModel):
-    """Where to go from a job."""
+    """Related URLs of a job."""
 
     self: str
     events: str
@@ -295,58 +308,71 @@ class JobLinks(BaseModel):
 
 
 class ScheduledBy(BaseModel):
-    """The schedule that has submitted a job, and how it has judged it."""
+    """The schedule that submitted a job, and the result of its run."""
 
     schedule_id: str
     run_id: str
-    state: str = Field(description="Of the run: running until it was judged, then passed or failed.")
-    reason: str | None = Field(description="Why it was not accepted, as a word.")
-    detail: str | None = Field(description="The same in words.")
-    promoted_to: str | None = Field(description="The alias that was moved.")
+    state: str = Field(description="State of the schedule's run: running until it is judged, then passed or failed.")
+    reason: str | None = Field(description="Reason code if the run was not accepted, otherwise null.")
+    detail: str | None = Field(description="Explanation of the reason, as text.")
+    promoted_to: str | None = Field(description="Alias that was moved to the new version.")
 
 
 class JobListed(Brief, BaseModel):
-    """A job as lists tell of it: all but its config, which may have megabytes."""
+    """A job as returned in lists: all fields but the config, which may be several megabytes in size."""
 
     id: str
-    kind: str = Field(description="quantize or evaluate; inspect_model and the like belong to what they validate.")
+    kind: str = Field(
+        description="quantize or evaluate; other kinds, such as inspect_model, belong to the object they validate."
+    )
     name: str = Field(description=_NAME)
     labels: dict[str, str]
-    state: ShownState = Field(description="canceling is running with a cancel requested.")
-    stage: str | None = Field(description="What the running attempt is doing, for people.")
+    state: ShownState = Field(description="State of the job; canceling: it is running and cancellation was requested.")
+    stage: str | None = Field(description="Current stage of the running attempt, as text for display.")
     progress: Progress | None
-    waiting: Waiting | None = Field(default=None, description="Why it does not start, if it is not just its turn yet.")
-    verdict: Verdict | None = Field(description="Of the report, once succeeded.")
+    waiting: Waiting | None = Field(
+        default=None, description="Why the queued job does not start; null if it is only waiting for its turn."
+    )
+    verdict: Verdict | None = Field(description="Verdict of the report; null until the job has succeeded.")
     fallback: FallbackKind | None = Field(default=None, description=_FALLBACK)
-    error: Problem | None = Field(description="Why it failed.")
-    attempt: int = Field(description="Number of the current or last attempt, 0 before the first.")
+    error: Problem | None = Field(description="Error that the job failed with; null unless it has failed.")
+    attempt: int = Field(description="Number of the current or last attempt; 0 before the first.")
     max_attempts: int
-    priority: int = Field(default=0, description="Of the jobs that wait, those with the highest number start first.")
-    device: DeviceChoice = Field(default="auto", description="As it was asked for; the queue says where that led.")
-    queue: str = Field(default="cpu", description="Which workers take it.")
+    priority: int = Field(
+        default=0, description="Priority: among queued jobs, those with the highest number start first."
+    )
+    device: DeviceChoice = Field(default="auto", description="Device as requested; queue shows the resulting queue.")
+    queue: str = Field(default="cpu", description="Queue of the job: workers of this queue take it.")
     size_class: SizeClass = Field(default="long", description=_SIZE_CLASS)
-    interruptions: int = Field(description="Attempts that were cut short by a shutdown and are not held against it.")
+    interruptions: int = Field(
+        description="Attempts that were interrupted by a shutdown; they do not count towards the maximum number of "
+        "attempts."
+    )
     model_id: str | None
     reference_model_id: str | None = Field(
-        default=None, description="What the model of an evaluate job is held against."
+        default=None, description="Model that an evaluate job compares its model with."
     )
-    model_name: str | None = Field(default=None, description="Of the model.")
-    model_version: int | None = Field(default=None, description="Of the model.")
-    dataset_id: str | None = Field(description="Of an inspect_dataset job.")
+    model_name: str | None = Field(default=None, description="Name of the model.")
+    model_version: int | None = Field(default=None, description="Version of the model.")
+    dataset_id: str | None = Field(description="Dataset of an inspect_dataset job.")
     calibration_dataset_id: str | None
     evaluation_dataset_id: str | None
-    preset: str | None = Field(default=None, description="Of the config.")
+    preset: str | None = Field(default=None, description="Preset of the config.")
     algorithms: list[str] | None = Field(default=None, description="Methods of the config's algorithms, in order.")
-    figures: ReportOutline | None = Field(default=None, description="Of the report, once succeeded.")
-    seconds: float | None = Field(default=None, description="From its first start to its end.")
+    figures: ReportOutline | None = Field(
+        default=None, description="Main figures of the report; null until the job has succeeded."
+    )
+    seconds: float | None = Field(default=None, description="Seconds from the job's first start to its end.")
     estimate: Estimate | None = Field(
         default=None,
-        description="What it was expected to take. Null for the jobs of what is validated, and in older records.",
+        description="Time and memory estimated when the job was created. Null for validation jobs and for older jobs.",
     )
     estimated_finish_at: datetime | None = Field(default=None, description=_FINISH)
-    retry_of: str | None = Field(default=None, description="The job that it repeats.")
-    cloned_from: str | None = Field(default=None, description="The job whose request it changes.")
-    scheduled: ScheduledBy | None = Field(default=None, description="By the clock, or by a request to a schedule.")
+    retry_of: str | None = Field(default=None, description="Job that this job retries.")
+    cloned_from: str | None = Field(default=None, description="Job that this job was cloned from.")
+    scheduled: ScheduledBy | None = Field(
+        default=None, description="The schedule that submitted the job, when due or on request."
+    )
     artifacts: list[ArtifactLink]
     request_id: str | None
     created_at: datetime
@@ -370,18 +396,18 @@ class JobListed(Brief, BaseModel):
 
 
 class JobOut(JobListed):
-    """A job. Tolerate states and stages that you do not know: there may be more of them one day."""
+    """A job. Clients must accept unknown states and stages: more may be added."""
 
     config: dict[str, Any] | None = Field(
-        description="The resolved QuantizationConfig; of an evaluate job its evaluation alone."
+        description="The resolved QuantizationConfig; for an evaluate job, its evaluation settings only."
     )
     reused_from: str | None = Field(
-        default=None, description="Of an answer to a request with reuse: the job that was there, which this one is."
+        default=None, description="In a response to a request with reuse: id of the existing job that is returned."
     )
 
 
 class EventOut(BaseModel):
-    """One entry of a job's log."""
+    """One entry of a job's event log."""
 
     seq: int
     attempt: int
@@ -391,9 +417,9 @@ class EventOut(BaseModel):
 
 
 class EventPage(BaseModel):
-    """Events with numbers above ``after``, oldest first."""
+    """Events with a number greater than ``after``, oldest first."""
 
     items: list[EventOut]
-    next_after: int = Field(description="Send it as ?after= to go on.")
+    next_after: int = Field(description="Pass it as ?after= to get the next page.")
     has_more: bool
     state: ShownState

@@ -1,4 +1,4 @@
-"""Jobs: checked before anything is stored, then job, event and idempotency key in one transaction."""
+"""Jobs: validated before anything is stored; job, event and idempotency key are stored in one transaction."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from service.principal import Principal
 from service.tables import JobEvent, ReportRow
 
 
-class ReportNotReadyError(TransientError, code="report-not-ready", title="The report is not there yet", status=409):
-    """The job has not ended yet."""
+class ReportNotReadyError(TransientError, code="report-not-ready", title="Report not ready", status=409):
+    """The job has not ended, so it has no report yet."""
 
     retry_after_seconds = 2
 
 
-class ReportNotFoundError(QuantmillError, code="report-not-found", title="The job has no report", status=404):
+class ReportNotFoundError(QuantmillError, code="report-not-found", title="Report not found", status=404):
     """The job ended without a report."""
 
 
@@ -209,9 +209,9 @@ def report(app: AppState, tenant_id: str, job_id: str) -> ReportRow:
         return row
     if job.state in TERMINAL:
         raise ReportNotFoundError(
-            f"The job {job_id} ended as {job.state} and has no report.",
-            hint=f"GET /v1/jobs/{job_id} shows the error.",
+            f"Job {job_id} ended as {job.state} and has no report.",
+            hint=f"See its error with GET /v1/jobs/{job_id}.",
         )
     raise ReportNotReadyError(
-        f"The job {job_id} is {job.state}.", hint=f"Wait for it with GET /v1/jobs/{job_id}?wait=25."
+        f"Job {job_id} is {job.state}.", hint=f"Wait until it has ended with GET /v1/jobs/{job_id}?wait=25."
     )

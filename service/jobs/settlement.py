@@ -1,4 +1,4 @@
-"""What the end of a job means for everything around it, in the transaction that ends it."""
+"""Effects of a job's end on related objects, in the transaction that ends it."""
 
 from __future__ import annotations
 

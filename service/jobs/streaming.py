@@ -1,4 +1,4 @@
-"""The log of a job as Server-Sent Events: replayed from the database, then followed until the job has ended."""
+"""A job's event log as Server-Sent Events: replayed from the database, then followed until the job has ended."""
 
 from __future__ import annotations
 
@@ -121,16 +121,18 @@ def frame(event: str, data: object, *, event_id: int | str | None = None) -> byt
 # Event streams as pages read them: by a token in the URL, where a key cannot be sent.
 
 TokenParameter = Annotated[
-    str | None, Query(max_length=MOST_CHARS, description="Of POST .../events/token, in place of a key.")
+    str | None, Query(max_length=MOST_CHARS, description="Token of POST .../events/token; used instead of a key.")
 ]
 
 
 class StreamToken(BaseModel):
-    """What an event stream is read with where no key can be sent."""
+    """A token for reading an event stream without a key."""
 
     token: str
-    url: str = Field(description="Of the stream, with the token: for an EventSource.")
-    expires_at: datetime = Field(description="UTC. A stream that is open then goes on; a new one needs a new token.")
+    url: str = Field(description="URL of the event stream, including the token, for an EventSource.")
+    expires_at: datetime = Field(
+        description="When the token expires (UTC). Open streams continue after that; a new stream needs a new token."
+    )
 
 
 def token_of(app: AppState, principal: Principal, place: str, response: Response) -> StreamToken:

@@ -1,4 +1,4 @@
-"""How a request that was checked becomes a job."""
+"""Creates a job from a validated request."""
 
 from __future__ import annotations
 
@@ -77,16 +77,16 @@ def checked_submission(
     """
     if body.reuse and body.hand_over:
         raise InvalidRequestError(
-            "A job that was there before hands over nothing anew.",
+            "hand_over cannot be combined with reuse: an existing job does not hand over its results again.",
             pointer="/hand_over",
-            hint="Submit without hand_over, then hand over the job of the answer with POST /v1/jobs/{id}/hand-over.",
+            hint="Send the request without hand_over, then POST /v1/jobs/{id}/hand-over for the returned job.",
         )
     found = checked_request(session, settings, tenant_id, body)
     asked, inputs, estimate = found.asked, found.inputs, found.estimate
     config = asked.config.model_dump(mode="json")
     notes = [f"translated config: {note}" for note in asked.translation_notes]
     if asked.ranges_from is not None:
-        notes.append(f"tensor_ranges: the calibrated ranges of {asked.ranges_from} are taken over")
+        notes.append(f"tensor_ranges: the calibrated ranges of {asked.ranges_from} are used")
     finish_at = None
     if finish and estimate is not None:
         finish_at = finish_of_next(session, tenant_id, found.placement.queue, asked.priority, estimate)

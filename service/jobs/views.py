@@ -1,4 +1,4 @@
-"""Rows of jobs and events as they are shown."""
+"""Views of jobs and events."""
 
 from __future__ import annotations
 

@@ -34,8 +34,8 @@ def waiting_for(session: Session, jobs: Sequence[Job], *, watched_seconds: float
     idle = {
         job.id: Waiting(
             code=NO_WORKER,
-            message=f"No live worker takes jobs of the queue {job.queue}.",
-            hint=f"Start one with `quantmill worker --queues {job.queue}`.",
+            message=f"No live worker takes jobs from the queue {job.queue}.",
+            hint=f"Start a worker: quantmill worker --queues {job.queue}",
         )
         for job in waiting
         if job.queue not in alive

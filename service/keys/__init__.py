@@ -1,1 +1,1 @@
-"""Keys: who may ask, in whose name, and what."""
+"""API keys: who may send requests, for which tenant, and with which scope."""

@@ -1,4 +1,4 @@
-"""Keys: seen, made, replaced, ended. Of the asker's tenant, or of any for operators.
+"""Keys: get, create, rotate and revoke; of the own tenant, or of any tenant for operators.
 
 None may do more than the asker may.
 """
@@ -91,12 +91,13 @@ def create(app: AppState, by: Principal, body: KeyCreate, key: str | None = None
         headers = {"Location": location(made.row.id), "Cache-Control": "no-store"}
         return Answer(201, sealed.model_dump(mode="json"), headers), None
 
-    kept = submit_once(app, by, KeyedRequest.of("POST /v1/keys", key, body), None, work)
+    kept = submit_once(app, by, KeyedRequest.of("POST /v1/keys", key, body), None, work, tenant_id=tenant_id)
     try:
         text = vault.sealer.open(kept.body["id"], kept.body["key"])
     except sealing.SealBrokenError:
         raise PepperMissingError(
-            f"The key {kept.body['id']} was made under another QUANTMILL_KEY_PEPPER.", hint="Make a new key."
+            f"Key {kept.body['id']} was created with a different QUANTMILL_KEY_PEPPER.",
+            hint="Create a new key with POST /v1/keys.",
         ) from None
     return replace(kept, body={**kept.body, "key": text})
 
@@ -156,6 +157,7 @@ def _own(session: Session, by: Principal, key_id: str) -> ApiKey:
 def _require(by: Principal, scope: Scope) -> None:
     if not by.may(scope):
         raise ScopeMissingError(
-            f"A key of scope {scope!r} takes one of the same scope to make or end, and this one has {by.scope!r}.",
-            hint="Use another key.",
+            f"Creating or revoking a key of scope {scope!r} requires a key with at least this scope; this "
+            f"key has scope {by.scope!r}.",
+            hint="Use a key with a higher scope.",
         )

@@ -1,4 +1,4 @@
-"""The session of a browser: a cookie in place of a key, and the guard that what its pages send carries along.
+"""Browser sessions: a cookie instead of a key, and the CSRF token that its pages send.
 
 Cookies come with whatever a browser sends here, so that a request that changes something has to prove beside it that a
 page of ours has sent it: in the header or the form field that only those pages know.
@@ -24,9 +24,11 @@ READING = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class GuardMissingError(
-    QuantmillError, code="guard-missing", title="The request does not come from a page of this session", status=403
+    QuantmillError, code="guard-missing", title="Request not sent by a page of this session", status=403
 ):
-    """A request of a signed-in browser does not tell that a page of this service has sent it; nothing was done."""
+    """A request from a signed-in browser lacks the token that proves it was sent by a page of this service; nothing was
+    done.
+    """
 
 
 def session_of(request: Request) -> str | None:
@@ -63,9 +65,9 @@ def check_form(form: FormData, keyring: Keyring, token: str) -> None:
 def _check(given: str | None, keyring: Keyring, token: str) -> None:
     if not hmac.compare_digest((given or "").encode(), keyring.guard(token).encode()):
         raise GuardMissingError(
-            "The request carries no guard of this session.",
-            hint=f"Load the page again and send it from there; a script sends {GUARD_HEADER}, or {GUARD_FIELD} "
-            "before any file.",
+            "The request has no valid CSRF token of this session.",
+            hint=f"Reload the page and submit it again; a script sends {GUARD_HEADER}, or the form field "
+            f"{GUARD_FIELD} before any file.",
             header=GUARD_HEADER,
         )
 

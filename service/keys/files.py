@@ -1,4 +1,4 @@
-"""Secrets that an installation makes for itself, each in a file that only its owner reads."""
+"""Secrets that an installation generates, each in a file that only its owner can read."""
 
 from __future__ import annotations
 

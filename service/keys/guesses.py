@@ -1,4 +1,4 @@
-"""Wrong keys: how many an address may try, and which of them need not be looked up again. Kept by each API process.
+"""Limits invalid keys per address; remembers which need not be looked up again. State per API process.
 
 Whoever is right is not to suffer from who guesses behind the same address (NAT, a proxy that nobody trusts): a right
 key costs nothing, and where an address has spent its guesses, a key whose id exists has guesses of its own left.
@@ -82,8 +82,8 @@ def place_of(address: str) -> str:
 def refusal(wait_seconds: float) -> TooManyWrongKeysError:
     """What an address without guesses is told."""
     return TooManyWrongKeysError(
-        "Too many wrong keys have come from this address.",
-        hint="Send a key that is good; those that have ended are to be taken out of what sends them.",
+        "Too many invalid keys were sent from this address.",
+        hint="Send a valid key. Remove revoked and expired keys from the clients that use them.",
         header="Authorization",
         retry_after_seconds=max(1, math.ceil(wait_seconds)),
     )

@@ -1,4 +1,4 @@
-"""Whom a key stands for: looked up by its id, remembered for a moment."""
+"""The principal of a key: looked up by id, cached briefly."""
 
 from __future__ import annotations
 

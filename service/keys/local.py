@@ -1,4 +1,4 @@
-"""How programs on the same host find the key of a service on loopback: by a note of its port, in the user's home.
+"""How local programs find the key of a service on loopback: a file per port in the user's home.
 
 The note names the file of the key, which only its owner can read, and says nothing of the key itself.
 """

@@ -1,4 +1,4 @@
-"""Statements about keys."""
+"""SQL statements for keys."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def list_page(
     return page(session, ApiKey, _of(tenant_id), after=after, limit=limit)
 
 
-def revoke(session: Session, key_id: str, *, after_seconds: float = 0.0) -> bool:
-    """End a key now, or so many seconds from now unless it ends sooner by itself. False if it has ended before."""
+def revoke(session: Session, key_id: str, *, after_seconds: float = 0.0) -> str | None:
+    """End a key now, or so many seconds from now unless it ends sooner by itself; its tenant. None if it has ended."""
     ends_at = db_now() + after_seconds
     sooner = case((ApiKey.expires_at < ends_at, ApiKey.expires_at), else_=ends_at)
     values = {"revoked_at": ends_at} if not after_seconds else {"expires_at": sooner}
@@ -73,10 +73,10 @@ def revoke(session: Session, key_id: str, *, after_seconds: float = 0.0) -> bool
         update(ApiKey)
         .where(ApiKey.id == key_id, *_is_live())
         .values(**values)
-        .returning(ApiKey.id)
+        .returning(ApiKey.tenant_id)
         .execution_options(synchronize_session=False)
     )
-    return session.scalar(statement) is not None
+    return session.scalar(statement)
 
 
 def note_used(session: Session, key_id: str) -> None:

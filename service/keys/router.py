@@ -1,4 +1,4 @@
-"""HTTP face of keys, for a tenant's admins and for operators."""
+"""HTTP routes of keys, for a tenant's admins and for operators."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ async def list_keys(
     app: AppDep,
     principal: PrincipalDep,
     page: PageDep,
-    tenant: Annotated[Tenant | None, Query(description="Of this tenant alone; another's takes an operator.")] = None,
+    tenant: Annotated[
+        Tenant | None, Query(description="Only keys of this tenant; other tenants require an operator key.")
+    ] = None,
 ) -> Page[KeyOut]:
-    """Keys of the asker's tenant, or for operators of all, newest first; those that have ended, too."""
+    """List the keys of your tenant (operators: of all tenants), newest first, including revoked and expired ones."""
     seen = seen_tenant(principal, tenant)
     return await page.answer(
         f"keys|{seen}", lambda after, limit: keys.list_page(app, seen, after=after, limit=limit), shown=lambda key: key
@@ -38,9 +40,9 @@ async def list_keys(
 async def create_key(
     body: KeyCreate, app: AppDep, principal: PrincipalDep, idempotency_key: IdempotencyHeader = None
 ) -> Response:
-    """Make a key, which does no more than the asker's own. Its text is shown in this answer alone.
+    """Create a key, with at most your own permissions. The key's text is returned only in this response.
 
-    The same request with the same `Idempotency-Key` is given that answer again.
+    A repeated request with the same `Idempotency-Key` returns the same response.
     """
     answer = await app.writes.run(lambda: keys.create(app, principal, body, idempotency_key))
     return answer.response()
@@ -48,7 +50,7 @@ async def create_key(
 
 @router.get("/{key_id}")
 async def get_key(key_id: str, app: AppDep, principal: PrincipalDep) -> KeyOut:
-    """A key: what it may do, when it was last used, whether it is good."""
+    """Get a key: its scope, when it was last used, whether it is valid."""
     return await app.reads.run(lambda: keys.get(app, principal, key_id))
 
 
@@ -56,7 +58,9 @@ async def get_key(key_id: str, app: AppDep, principal: PrincipalDep) -> KeyOut:
 async def rotate_key(
     key_id: str, app: AppDep, principal: PrincipalDep, response: Response, body: KeyRotate = _A_DAY
 ) -> KeyMade:
-    """A new key in place of one, shown in this answer alone. The old one ends after a day if nothing is said."""
+    """Rotate a key: create a replacement, returned only in this response. By default, the old key expires after one
+    day.
+    """
     response.headers["Cache-Control"] = "no-store"
     grace_seconds = body.grace_seconds
     return await app.writes.run(lambda: keys.rotate(app, principal, key_id, grace_seconds=grace_seconds))
@@ -64,5 +68,5 @@ async def rotate_key(
 
 @router.post("/{key_id}/revoke")
 async def revoke_key(key_id: str, app: AppDep, principal: PrincipalDep) -> KeyOut:
-    """End a key: within two seconds no API process takes it any more."""
+    """Revoke a key. All API processes reject it within two seconds."""
     return await app.writes.run(lambda: keys.revoke(app, principal, key_id))

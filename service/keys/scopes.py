@@ -1,4 +1,4 @@
-"""What a request needs: by its route, as data. What is not named here reads or submits, by its method."""
+"""Required scope of each route, as data. Routes not listed require read or submit, by method."""
 
 from __future__ import annotations
 
@@ -106,6 +106,6 @@ def seen_tenant(by: Principal, asked: str | None) -> str | None:
     if asked is None:
         return by.tenant_id
     raise ScopeMissingError(
-        f"A key of scope {by.scope!r} sees its own tenant alone, and not {asked!r}.",
-        hint="Leave out the tenant, or use a key of scope 'operator'.",
+        f"A key of scope {by.scope!r} can access only its own tenant, not {asked!r}.",
+        hint="Omit the tenant, or use a key of scope 'operator'.",
     )

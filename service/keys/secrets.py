@@ -1,4 +1,4 @@
-"""How keys are spelled, what is kept of their secrets, and which secrets are none.
+"""Format of keys, hashing of their secrets, and detection of weak secrets.
 
 A key is ``qm_ID_SECRET``: the 26 characters of its row's id, by which it is found, and 256 random bits. Of these the
 database keeps HMAC-SHA256 under a pepper that it does not know: whoever has its rows alone can check no guess. So many
@@ -65,11 +65,11 @@ def weakness(secret: str) -> str | None:
     if not secret.strip():
         return "it is blank"
     if _SENDABLE.fullmatch(secret) is None:
-        return "it holds blanks or characters that no header carries"
+        return "it contains spaces or characters that are not allowed in a header"
     if len(secret) < SHORTEST_SECRET:
         return f"it has {len(secret)} characters, fewer than {SHORTEST_SECRET}"
     if _PLACEHOLDERS.search(secret):
-        return "it reads like a placeholder"
+        return "it looks like a placeholder"
     if len(set(secret)) < _FEWEST_CHARACTERS:
         return f"it has fewer than {_FEWEST_CHARACTERS} different characters"
     return None

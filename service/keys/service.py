@@ -1,4 +1,4 @@
-"""What becomes of keys: made, listed, ended, replaced; and how they are shown."""
+"""Keys: create, list, revoke, rotate; and their views."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def pepper_of(settings: Settings) -> str:
         return settings.key_pepper.get_secret_value()
     if not settings.embedded_database:
         raise PepperMissingError(
-            "Keys in a database that several hosts use need a pepper that all of them know.",
+            "Keys in a database that several hosts use require a pepper that is the same on each host.",
             hint="Set QUANTMILL_KEY_PEPPER to the same random text on every host: openssl rand -hex 32.",
         )
     settings.make_folders()
@@ -58,7 +58,7 @@ def create(
         days: until it expires; None: never.
     """
     made = add(session, pepper, tenant_id=tenant_id, name=name, scope=scope, days=days)
-    note(session, by, "key.create", made.row.id)
+    note(session, by, "key.create", made.row.id, tenant_id=tenant_id)
     return made
 
 
@@ -87,9 +87,10 @@ def revoke(session: Session, by: Principal, key_id: str) -> None:
     Raises:
         KeyNotFoundError: there is none of this id that is good.
     """
-    if not repository.revoke(session, key_id):
+    tenant_id = repository.revoke(session, key_id)
+    if tenant_id is None:
         raise KeyNotFoundError(key_id, good=True)
-    note(session, by, "key.revoke", key_id)
+    note(session, by, "key.revoke", key_id, tenant_id=tenant_id)
 
 
 def rotate(session: Session, pepper: str, by: Principal, key_id: str, *, grace_seconds: float) -> MadeKey:
@@ -104,7 +105,7 @@ def rotate(session: Session, pepper: str, by: Principal, key_id: str, *, grace_s
     days = None if old.expires_at is None else (old.expires_at - old.created_at) / timedelta(days=1)
     scope: Scope = old.scope  # type: ignore[assignment] # the table allows no other
     made = add(session, pepper, tenant_id=old.tenant_id, name=old.name, scope=scope, days=days)
-    note(session, by, "key.rotate", f"{key_id}@{made.row.id}")
+    note(session, by, "key.rotate", f"{key_id}@{made.row.id}", tenant_id=old.tenant_id)
     return made
 
 

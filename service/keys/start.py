@@ -1,4 +1,4 @@
-"""When an API must not start: nobody would need a key, or anybody could guess it."""
+"""When an API must not start: without a key, or with one that can be guessed."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ def start_refusal(settings: Settings) -> str | None:
     for name, secret in (("QUANTMILL_API_KEY", settings.api_key), ("QUANTMILL_KEY_PEPPER", settings.key_pepper)):
         why = None if secret is None else weakness(secret.get_secret_value())
         if why is not None:
-            return f"error: {name} guards nothing: {why}.\nhint: take a random one: {_RANDOM}"
+            return f"error: {name} is not secure: {why}.\nhint: generate a random one: {_RANDOM}"
     loopback = is_loopback(settings.host)
     if settings.open and not loopback:
         return (
-            f"error: refusing to listen on {settings.host} without keys: --open is for loopback alone.\n"
-            "hint: leave it out and set QUANTMILL_API_KEY, or listen on 127.0.0.1"
+            f"error: refusing to listen on {settings.host} without keys: --open is allowed on loopback "
+            "only.\nhint: omit it and set QUANTMILL_API_KEY, or listen on 127.0.0.1"
         )
     if loopback and settings.embedded_database:
         return None
     has_keys = _any_key(settings)
     if has_keys and settings.key_pepper is None and not settings.embedded_database:
         return (
-            "error: there are keys, and no pepper to check them by.\n"
-            "hint: set QUANTMILL_KEY_PEPPER to what they were made with"
+            "error: the database contains keys, but QUANTMILL_KEY_PEPPER is not set.\nhint: set "
+            "QUANTMILL_KEY_PEPPER to the value that the keys were created with"
         )
     if loopback or settings.api_key is not None or has_keys:
         return None
     return (
-        f"error: refusing to listen on {settings.host} without a key: everybody on the network could use the service.\n"
-        "hint: set QUANTMILL_API_KEY, or make one with `quantmill keys create`, or listen on 127.0.0.1"
+        f"error: refusing to listen on {settings.host} without a key: everybody on the network could use "
+        "the service.\nhint: set QUANTMILL_API_KEY, or create a key with `quantmill keys create`, or "
+        "listen on 127.0.0.1"
     )
 
 

@@ -1,4 +1,4 @@
-"""Signed tokens in place of a key: for event streams, which send no headers, the pages of one browser, shared reports.
+"""Signed tokens used instead of a key: for event streams, browser pages, shared reports.
 
 A token is good for one place and a time, and tells whose it is. It is signed, not stored: HMAC-SHA256 over holder,
 place and end, under a key derived from the installation's secret and the purpose, so that none is good for another.

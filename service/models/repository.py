@@ -1,4 +1,4 @@
-"""Statements about models."""
+"""SQL statements for models."""
 
 from __future__ import annotations
 

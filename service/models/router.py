@@ -1,4 +1,4 @@
-"""HTTP face of models."""
+"""HTTP routes of models."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def create_model(
     principal: PrincipalDep,
     idempotency_key: IdempotencyHeader = None,
 ) -> Response:
-    """Make a model of uploads. Validated in the background: ask with ?wait=25 until it is ready or rejected."""
+    """Create a model from uploads. It is validated in the background: use ?wait=25 until it is ready or rejected."""
     return await app.writes.run(lambda: service.create(app, principal, body, key=idempotency_key).response())
 
 
@@ -82,7 +82,7 @@ async def create_model(
 async def list_models(
     app: AppDep, principal: PrincipalDep, page: PageDep, query: Annotated[ResourceQuery, Depends(resource_query)]
 ) -> Page[ModelOut]:
-    """Models, newest first. Any number of ``tag=KEY=VALUE`` filter by tag."""
+    """List models, newest first. Repeat ``tag=KEY=VALUE`` to filter by tags."""
     tenant_id = principal.tenant_id
     return await page.answer(
         f"models|{tenant_id}|{query}",
@@ -91,7 +91,7 @@ async def list_models(
     )
 
 
-@router.get("/{model_id}", response_model=ModelOut, responses={304: {"description": "Not changed"}})
+@router.get("/{model_id}", response_model=ModelOut, responses={304: {"description": "Not modified"}})
 async def get_model(
     model_id: str,
     app: AppDep,
@@ -100,7 +100,7 @@ async def get_model(
     wait: Wait = 0,
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response | ModelOut:
-    """A model. With ?wait= the answer comes once validation has ended, or when the time is over."""
+    """Get a model. With ?wait= the response is sent when validation has ended or the time has passed."""
     seen = await waited_for(app, MODELS, principal.tenant_id, model_id, wait)
     return answer_of(seen, response, if_none_match) or model_out(seen)
 
@@ -111,7 +111,7 @@ async def get_model(
 async def update_model(
     model_id: str, body: NounPatch, app: AppDep, principal: PrincipalDep, response: Response, if_match: IfMatch = None
 ) -> ModelOut:
-    """Change its tags and its description. Needs If-Match with its ETag, or ``*``."""
+    """Update a model's tags and description. Requires If-Match with its ETag, or ``*``."""
     conditions = Conditions(if_match)
     model = await app.writes.run(lambda: update(app, principal, MODELS, model_id, body, conditions))
     response.headers["ETag"] = etag_of(model)
@@ -120,6 +120,6 @@ async def update_model(
 
 @router.delete("/{model_id}", status_code=204, responses=problems(InvalidRequestError, ModelInUseError))
 async def delete_model(model_id: str, app: AppDep, principal: PrincipalDep) -> Response:
-    """Delete it, unless something needs it: a job that has not ended, an alias. Never an error to repeat."""
+    """Delete a model, unless a job that has not ended or an alias uses it. Safe to repeat."""
     await app.writes.run(lambda: delete(app, principal, MODELS, model_id))
     return Response(status_code=204)

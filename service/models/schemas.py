@@ -1,4 +1,4 @@
-"""Models as seen over HTTP, and errors around them as resources."""
+"""API schemas and errors of models."""
 
 from __future__ import annotations
 
@@ -43,20 +43,21 @@ class ModelFileCreate(BaseModel):
 
     upload_id: str = Field(max_length=64)
     path: Annotated[str, Field(min_length=1, max_length=255), AfterValidator(plain_file_name)] = Field(
-        description="Plain file name; external data must have the name that the model calls it by."
+        description="Plain file name. A file of external data must have the name that the model refers to."
     )
 
 
 class ModelCreate(RepeatableBody):
-    """A model made of uploads: an ONNX file with its external data, or one file that an ONNX file is made of."""
+    """A model to create from uploads: an ONNX file with its external data, or one file that is converted to ONNX."""
 
     model_config = ConfigDict(extra="forbid")
 
     format: ModelFormat = Field(
         default="onnx",
         description=(
-            "onnx: one file ends in .onnx, all others are its external data. safetensors: one file, the new weights "
-            "for the graph of skeleton_model_id. pt2: one archive of torch.export, where the service accepts them."
+            "Format of the files. onnx: one file ends in .onnx, all others are its external data. "
+            "safetensors: one file with new weights for the graph of skeleton_model_id. pt2: one "
+            "torch.export archive, if the service accepts them."
         ),
     )
     files: list[ModelFileCreate] = Field(min_length=1, max_length=MAX_FILES)
@@ -64,16 +65,17 @@ class ModelCreate(RepeatableBody):
         default=None,
         max_length=MOST_REFERENCE_CHARS,
         validate_default=True,
-        description="A ready model, for format safetensors: the new model is this graph with other weights. Its id, or "
+        description="For format safetensors: the ready model whose graph is used with the new weights. Its id, or "
         "NAME@VERSION, NAME@ALIAS or NAME@latest.",
     )
     name: Text | None = Field(
         default=None,
         validate_default=True,
-        description="The next version of this name is made. New weights without one take the name of their skeleton.",
+        description="Name of the model; the next version of this name is created. If omitted for new weights, the "
+        "name of their skeleton.",
     )
-    tags: Tags = Field(default_factory=dict, description="Of this version, to find it by.")
-    description: Description | None = Field(default=None, description="For people.")
+    tags: Tags = Field(default_factory=dict, description="Tags of this version, for filtering.")
+    description: Description | None = Field(default=None, description="Description, for display.")
 
     @field_validator("files")
     @classmethod
@@ -82,16 +84,18 @@ class ModelCreate(RepeatableBody):
         for index, path in enumerate(paths):
             if path in paths[:index]:
                 raise PydanticCustomError(
-                    "file-twice", "two files are called {path}", {"path": repr(path), BELOW: f"/{index}/path"}
+                    "file-twice", "two files are named {path}", {"path": repr(path), BELOW: f"/{index}/path"}
                 )
         form = info.data.get("format", "onnx")
         if form != "onnx":
             if len(paths) != 1 or not paths[0].lower().endswith(f".{form}"):
-                raise ValueError(f"format {form} takes exactly one file, which ends in .{form}")
+                raise ValueError(f"format {form} requires exactly one file, with the extension .{form}")
             return files
         main = [path for path in paths if is_main(path)]
         if len(main) != 1:
-            raise ValueError(f"exactly one file must end in .onnx, found {len(main)}: {', '.join(map(repr, paths))}")
+            raise ValueError(
+                f"exactly one file must have the extension .onnx, found {len(main)}: {', '.join(map(repr, paths))}"
+            )
         return files
 
     @field_validator("skeleton_model_id")
@@ -99,16 +103,18 @@ class ModelCreate(RepeatableBody):
     def _skeleton_of_weights(cls, skeleton: str | None, info: ValidationInfo) -> str | None:
         weights = info.data.get("format", "onnx") == "safetensors"
         if weights and skeleton is None:
-            raise ValueError("format safetensors needs the model whose graph the weights are for")
+            raise ValueError("format safetensors requires skeleton_model_id, the model whose graph the weights are for")
         if skeleton is not None and not weights:
-            raise ValueError("only new weights, format safetensors, take a skeleton")
+            raise ValueError("skeleton_model_id is allowed only for new weights (format safetensors)")
         return skeleton
 
     @field_validator("name")
     @classmethod
     def _named(cls, name: str | None, info: ValidationInfo) -> str | None:
         if name is None and info.data.get("skeleton_model_id", "") is None:
-            raise PydanticCustomError("missing", "a model needs a name; only new weights take that of their skeleton")
+            raise PydanticCustomError(
+                "missing", "a model requires a name; only new weights use the name of their skeleton by default"
+            )
         return name
 
 
@@ -126,7 +132,7 @@ class ModelFileOut(BaseModel):
 
 
 class SelfLinks(BaseModel):
-    """Where this lives."""
+    """URL of this resource."""
 
     self: str
 
@@ -136,16 +142,18 @@ class ModelOut(Brief, BaseModel):
 
     id: str
     name: str
-    version: int = Field(default=1, description="Counted by name.")
+    version: int = Field(default=1, description="Version number within the name.")
     format: str
     status: ResourceStatus
     tags: dict[str, str] = Field(default_factory=dict)
-    description: str | None = Field(default=None, description="For people.")
-    summary: ModelSummary | None = Field(description="Facts found by validation, once ready.")
-    problems: list[Problem] = Field(description="Why it was rejected.")
-    waiting: Waiting | None = Field(default=None, description="What keeps it in validation, if anything does.")
+    description: str | None = Field(default=None, description="Description, for display.")
+    summary: ModelSummary | None = Field(description="Facts found by validation; null until the model is ready.")
+    problems: list[Problem] = Field(description="Why the model was rejected.")
+    waiting: Waiting | None = Field(default=None, description="Why validation is delayed; null if it is not.")
     files: list[ModelFileOut]
-    skeleton_model_id: str | None = Field(default=None, description="Whose graph this is with other weights.")
+    skeleton_model_id: str | None = Field(
+        default=None, description="Model whose graph this model uses, with other weights."
+    )
     created_at: datetime
     updated_at: datetime
     links: SelfLinks
@@ -160,19 +168,17 @@ class ModelOut(Brief, BaseModel):
 # Errors around models as resources; what is wrong with a model itself stands in ``service.contracts.errors``.
 
 
-class ModelNotFoundError(ResourceNotFoundError, word="model", code="model-not-found", title="No such model"):
-    """There is no such model (or it belongs to somebody else)."""
+class ModelNotFoundError(ResourceNotFoundError, word="model", code="model-not-found", title="Model not found"):
+    """The model does not exist or belongs to another tenant."""
 
 
-class ModelNotReadyError(
-    ResourceNotReadyError, word="model", code="model-not-ready", title="The model is still being validated"
-):
+class ModelNotReadyError(ResourceNotReadyError, word="model", code="model-not-ready", title="Model not ready"):
     """The model is still being validated."""
 
 
-class ModelRejectedError(ResourceRejectedError, word="model", code="model-rejected", title="The model was rejected"):
-    """The model was found unusable; the reasons are listed."""
+class ModelRejectedError(ResourceRejectedError, word="model", code="model-rejected", title="Model was rejected"):
+    """Validation rejected the model; the reasons are listed."""
 
 
-class ModelInUseError(ResourceInUseError, word="model", code="model-in-use", title="The model is in use"):
-    """The model cannot be deleted: something that is there needs it."""
+class ModelInUseError(ResourceInUseError, word="model", code="model-in-use", title="Model in use"):
+    """The model cannot be deleted because another object uses it."""

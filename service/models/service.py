@@ -1,4 +1,4 @@
-"""Models: made of uploads, validated by an inspect job; and how they are shown."""
+"""Models: created from uploads, validated by an inspect job; and their views."""
 
 from __future__ import annotations
 

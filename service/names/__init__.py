@@ -1,1 +1,1 @@
-"""Names of models and datasets: versions, references by name, aliases, deletion; what both have in common."""
+"""Names of models and datasets: versions, references, aliases, deletion; shared by both."""

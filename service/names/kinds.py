@@ -1,4 +1,4 @@
-"""What has a name: models and datasets, as far as they differ, and whether one may be used."""
+"""Named resources: the differences between models and datasets, and whether one is usable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statements about names and what they stand for, of models and datasets alike, and about deleting them."""
+"""SQL statements for names, references and deletion, for models and datasets."""
 
 from __future__ import annotations
 
@@ -216,8 +216,8 @@ def _nothing_called(
     """What to say of a text that names nothing: whether it is a bare name, and else what there is instead."""
     place: dict[str, str | None] = {"pointer": pointer, "query": query}
     if is_name(text) and _versions(session, kind, tenant_id, text, 1):
-        detail = f"{text!r} is the name of {kind.word}s and does not say which version."
-        hint = f"Take {text + SIGN + LATEST!r}, a version or an alias."
+        detail = f"{text!r} is the name of {kind.word}s and does not specify a version."
+        hint = f"Use {text + SIGN + LATEST!r}, a version or an alias."
         return kind.not_found(text, **place, detail=detail, hint=hint)
     name: str = text.rpartition(SIGN)[0] if reference is None else reference.name
     if not is_name(name):
@@ -227,14 +227,14 @@ def _nothing_called(
         table = kind.table
         names = select(table.name).where(*_there(kind, tenant_id)).distinct().order_by(table.name).limit(_MOST_NAMES)
         near = nearest_name(name, session.scalars(names))
-        told = f"There is no {kind.word} of the name {name!r}" + (f"; did you mean {near!r}?" if near else ".")
+        told = f"No {kind.word} is named {name!r}" + (f"; did you mean {near!r}?" if near else ".")
         return kind.not_found(text, **place, detail=told)
     words = [*alias_words(session, kind, tenant_id, name, MOST_TOLD), LATEST]
     if reference is None:
         detail = f"{text.rpartition(SIGN)[2]!r} is neither a version nor an alias of the {kind.word} {name!r}."
     else:
-        detail = f"There is no {kind.word} {text!r}."
-    there = f"Of {name!r} there are the versions {', '.join(map(str, versions))}"
+        detail = f"{kind.word.capitalize()} {text!r} not found."
+    there = f"{name!r} has the versions {', '.join(map(str, versions))}"
     more = " and older ones" if len(versions) == MOST_TOLD else ""
     return kind.not_found(text, **place, detail=detail, hint=f"{there}{more}, and the aliases {', '.join(words)}.")
 

@@ -1,4 +1,4 @@
-"""Names: what a reference stands for at this moment, what people say of it, and its end."""
+"""Names: resolving references, updating descriptions and tags, deletion."""
 
 from __future__ import annotations
 
@@ -31,19 +31,23 @@ FILTERS = ("status", "name", "sha256", "limit", "cursor")
 
 
 class NounPatch(BaseModel):
-    """Changes of a model or a dataset; what is left out stays as it is."""
+    """Changes to a model or a dataset. Omitted fields are unchanged."""
 
     model_config = ConfigDict(extra="forbid")
 
-    tags: Tags = Field(default_factory=dict, description="In place of all that it had.")
-    description: Description | None = Field(default=None, description="For people; null takes it away.")
+    tags: Tags = Field(default_factory=dict, description="Tags; they replace all existing tags.")
+    description: Description | None = Field(default=None, description="Description, for display; null removes it.")
 
 
 def resource_query(
     request: Request,
     status: Annotated[ResourceStatus | None, Query()] = None,
-    name: Annotated[str | None, Query(max_length=200, pattern=PLAIN_TEXT, description="Its versions.")] = None,
-    sha256: Annotated[str | None, Query(pattern="^[0-9a-f]{64}$", description="Of the main file.")] = None,
+    name: Annotated[
+        str | None, Query(max_length=200, pattern=PLAIN_TEXT, description="Only versions of this name.")
+    ] = None,
+    sha256: Annotated[
+        str | None, Query(pattern="^[0-9a-f]{64}$", description="Only resources whose main file has this SHA-256.")
+    ] = None,
 ) -> ResourceQuery:
     """Filters of a list; any number of ``tag.KEY=VALUE`` parameters filter by tag."""
     return ResourceQuery(status, name, sha256, keyed_filters(request, TAG, most=MOST_TAGS))
@@ -125,7 +129,7 @@ def update(
     resource_id = identify(app, kind, by.tenant_id, text)
     with app.database.write() as session:
         row = repository.lock(session, kind, by.tenant_id, resource_id)
-        conditions.require("Send If-Match with the ETag of what you have seen, or If-Match: *.")
+        conditions.require("Send If-Match with the ETag of your last GET, or If-Match: *.")
         conditions.check(etag_of(row), f"{kind.word} {row.id}")
         repository.change(session, row, **patch.model_dump(exclude_unset=True))
         note(session, by, f"{kind.word}.update", row.id)
@@ -146,9 +150,9 @@ def delete(app: AppState, by: Principal, kind: ResourceKind[Named], text: str) -
     reference = None if is_id(text, kind.prefix) else parse(text)
     if reference is not None and reference.word is not None:
         raise InvalidRequestError(
-            f"{text!r} may stand for another {kind.word} the next time.",
+            f"{text!r} may refer to another {kind.word} next time.",
             path_parameter=f"{kind.word}_id",
-            hint="Name what is to be deleted by its id, or by NAME@VERSION.",
+            hint="Delete it by its id, or by NAME@VERSION.",
         )
     if reference is None and not is_id(text, kind.prefix):
         raise _missing(app, by, kind, text)

@@ -1,4 +1,4 @@
-"""All presets with what the engine makes of them, and found by kind and by words."""
+"""All presets with their execution, searchable by group and text."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from service.contracts.presets import (
 from service.contracts.presets.own import MIXED_PRESETS, OWN_PRESETS
 
 
-class PresetNotFoundError(QuantmillError, code="preset-not-found", title="No such preset", status=404):
-    """There is no such preset."""
+class PresetNotFoundError(QuantmillError, code="preset-not-found", title="Preset not found", status=404):
+    """The preset does not exist."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def named(name: str) -> PresetEntry:
     if preset is None:
         raise PresetNotFoundError(
             f"{missing_preset(name)}.",
-            hint="GET /v1/presets lists all presets.",
+            hint="List all presets with GET /v1/presets.",
             path_parameter="name",
         )
     return entry(preset)
@@ -97,10 +97,10 @@ def _is_finetuned(preset: Preset) -> bool:
 
 # The first that holds counts.
 GROUPS: tuple[tuple[str, str, Callable[[Preset], bool]], ...] = (
-    ("own", "Other presets", lambda preset: preset.name in _OWN),
-    ("mixed", "AMD Quark's presets of mixed precision", lambda preset: preset.name in _MIXED),
-    ("finetuned", "AMD Quark's presets with AdaRound and AdaQuant", _is_finetuned),
-    ("quark", "AMD Quark's other presets", lambda preset: True),
+    ("own", "Other presets of Quantmill", lambda preset: preset.name in _OWN),
+    ("mixed", "AMD Quark presets with mixed precision", lambda preset: preset.name in _MIXED),
+    ("finetuned", "AMD Quark presets with AdaRound or AdaQuant", _is_finetuned),
+    ("quark", "Other AMD Quark presets", lambda preset: True),
 )
 
 
@@ -123,7 +123,7 @@ def find(search: str | None) -> list[PresetEntry]:
     words = search.casefold().split()
     found = [one for one in entries() if words and all(word in _text(one.preset) for word in words)]
     if not found:
-        raise PresetNotFoundError(f"{missing_preset(search)}.", hint="GET /v1/presets lists all presets.")
+        raise PresetNotFoundError(f"{missing_preset(search)}.", hint="List all presets with GET /v1/presets.")
     return found
 
 
@@ -136,8 +136,10 @@ def as_text(found: Sequence[PresetEntry], *, with_pending: bool) -> str:
         if members:
             lines += [f"{title}:", *(line for one in members for line in _lines(one)), ""]
     if with_pending:
-        lines += ["Not offered:", *(f"  {name:<28} {reason}" for name, reason in pending()), ""]
-    return "\n".join([*lines, "`quantmill presets NAME` shows a preset; `quantmill presets WORDS` searches."])
+        lines += ["Not available:", *(f"  {name:<28} {reason}" for name, reason in pending()), ""]
+    return "\n".join(
+        [*lines, "'quantmill presets NAME' shows one preset in full; 'quantmill presets WORDS' searches presets."]
+    )
 
 
 def to_json(found: Sequence[PresetEntry]) -> str:

@@ -1,4 +1,4 @@
-"""HTTP face of presets."""
+"""HTTP routes of presets."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class PresetOut(BaseModel):
     """A named recipe."""
 
     name: str
-    aliases: list[str] = Field(description="Other names that a config may use, those of AMD Quark among them.")
+    aliases: list[str] = Field(description="Other names that a config may use, including those of AMD Quark.")
     description: str
-    default: bool = Field(description="True for the preset that is taken where none is named.")
+    default: bool = Field(description="True for the preset that applies if a config names none.")
     execution: Execution
-    notes: list[str] = Field(description="Where it deliberately differs from the Quark preset of its name.")
-    config: QuantizationConfig = Field(description="What it resolves to when nothing else is given.")
+    notes: list[str] = Field(description="Intended differences from the Quark preset of the same name.")
+    config: QuantizationConfig = Field(description="The config that the preset resolves to without further settings.")
 
 
 class PendingPreset(BaseModel):
-    """A recipe of AMD Quark that is not offered."""
+    """A recipe of AMD Quark that is not available."""
 
     name: str
     reason: str
@@ -37,19 +37,19 @@ class PresetList(BaseModel):
     """All presets."""
 
     items: list[PresetOut]
-    pending: list[PendingPreset] = Field(description="Known names that a config may not use, with the reason.")
+    pending: list[PendingPreset] = Field(description="Known preset names that are not available, with the reason.")
 
 
 @router.get("")
 def list_presets(_: PrincipalDep) -> PresetList:
-    """All presets."""
+    """List all presets."""
     pending = [PendingPreset(name=name, reason=reason) for name, reason in catalog.pending()]
     return PresetList(items=[_out(entry) for entry in catalog.entries()], pending=pending)
 
 
 @router.get("/{name}", responses=problems(catalog.PresetNotFoundError))
 def get_preset(name: str, _: PrincipalDep) -> PresetOut:
-    """One preset, by any of its names."""
+    """Get a preset by any of its names."""
     return _out(catalog.named(name))
 
 

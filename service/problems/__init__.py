@@ -1,1 +1,1 @@
-"""Problems: every error code that a client can meet."""
+"""Problems: all error codes of the API."""

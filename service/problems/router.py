@@ -1,4 +1,4 @@
-"""HTTP face of the catalog; open to all, since problems point to it."""
+"""HTTP routes of the error catalog; public, since errors link to it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from service.contracts.errors import QuantmillError
 
 
 class ProblemType(BaseModel):
-    """One kind of problem."""
+    """A type of error."""
 
-    type: str = Field(description="As it stands in the problems themselves.")
+    type: str = Field(description="Type as it appears in the problems themselves.")
     code: str
     title: str
     status: int
@@ -54,12 +54,12 @@ router = APIRouter(tags=["service"])
 
 
 class ProblemList(BaseModel):
-    """Every problem type."""
+    """All error types."""
 
     items: list[ProblemType]
 
 
 @router.get("/v1/problems")
 def list_problems() -> ProblemList:
-    """Every error code, with its title and status. Codes are stable: programs may rely on them."""
+    """List every error code with its title and status. Codes are stable, so programs can rely on them."""
     return ProblemList(items=problem_types())

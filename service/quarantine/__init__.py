@@ -1,1 +1,1 @@
-"""Models that kill the process that works on them are refused until somebody releases them."""
+"""Quarantine: models that crash their runner are refused until they are released."""

@@ -1,4 +1,4 @@
-"""Statements about models under suspicion and in quarantine."""
+"""SQL statements for suspected and quarantined models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTTP face of the quarantine."""
+"""HTTP routes of the quarantine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ router = APIRouter(prefix="/v1/quarantine", tags=["quarantine"])
 @router.get("", dependencies=[Depends(only_parameters())])
 @reading
 def list_quarantine(app: AppDep, principal: PrincipalDep) -> QuarantineList:
-    """Models that killed the process that worked on them, twice in a row: nothing is tried with them any more."""
+    """List models in quarantine: they crashed the process that worked on them twice in a row and are not processed any
+    more.
+    """
     return QuarantineList(items=service.list_all(app, principal.tenant_id))
 
 

@@ -1,4 +1,4 @@
-"""Models in quarantine as they are shown, and their errors."""
+"""API schemas and errors of the quarantine."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 
 class QuarantineOut(BaseModel):
-    """The bytes of a model that are refused."""
+    """A model in quarantine, identified by its bytes."""
 
-    digest: str = Field(description="sha256 of the model's file; of several files, of their digests.")
-    reason: str = Field(description="How the process that worked on it ended, the last time.")
-    crashes: int = Field(description="How often in a row.")
-    model_id: str = Field(description="The model, the last time.")
-    job_id: str = Field(description="The job, the last time.")
+    digest: str = Field(description="SHA-256 of the model's file; for several files, of their digests.")
+    reason: str = Field(description="How the process that worked on the model ended, in the last crash.")
+    crashes: int = Field(description="Number of crashes in a row.")
+    model_id: str = Field(description="Id of the model in the last crash.")
+    job_id: str = Field(description="Id of the job in the last crash.")
     quarantined_at: datetime
 
 
 class QuarantineList(BaseModel):
-    """All of them, the newest first."""
+    """Models in quarantine, newest first."""
 
     items: list[QuarantineOut]
 
@@ -35,19 +35,16 @@ class QuarantineList(BaseModel):
 
 def release_hint(digest: str) -> str:
     """Who can end a quarantine, and how."""
-    return (
-        "Fix the cause, then have an administrator of the service release the model with "
-        f"DELETE /v1/quarantine/{digest}."
-    )
+    return f"When the cause is fixed, an operator can release it with DELETE /v1/quarantine/{digest}."
 
 
-class ModelQuarantinedError(QuantmillError, code="model-quarantined", title="The model is in quarantine", status=409):
-    """The model has killed its runner again and again: nothing more is tried with it."""
+class ModelQuarantinedError(QuantmillError, code="model-quarantined", title="Model in quarantine", status=409):
+    """The model crashed its runner process repeatedly and is not processed any more."""
 
     def __init__(self, found: Quarantine, *, pointer: str | None = None) -> None:
         super().__init__(
-            f"This model killed the process that worked on it {found.crashes} times in a row, the last time in job "
-            f"{found.job_id}: {found.reason}. Nothing more is tried with it.",
+            f"This model crashed the process that worked on it {found.crashes} times in a row, most "
+            f"recently in job {found.job_id}: {found.reason}. It is not processed any more.",
             pointer=pointer,
             hint=release_hint(found.digest),
             digest=found.digest,
@@ -55,12 +52,12 @@ class ModelQuarantinedError(QuantmillError, code="model-quarantined", title="The
         )
 
 
-class QuarantineNotFoundError(QuantmillError, code="quarantine-not-found", title="Not in quarantine", status=404):
-    """No model of these bytes is in quarantine (or it is somebody else's)."""
+class QuarantineNotFoundError(QuantmillError, code="quarantine-not-found", title="Model not in quarantine", status=404):
+    """No model with these bytes is in quarantine, or it belongs to another tenant."""
 
     def __init__(self, digest: str) -> None:
         super().__init__(
             f"No model with the digest {digest!r} is in quarantine.",
             path_parameter="digest",
-            hint="GET /v1/quarantine lists the models in quarantine.",
+            hint="List all models in quarantine with GET /v1/quarantine.",
         )

@@ -1,4 +1,4 @@
-"""What the holder of the key can do about models in quarantine: see them, release them."""
+"""Lists and releases models in quarantine."""
 
 from __future__ import annotations
 

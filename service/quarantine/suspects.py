@@ -1,4 +1,4 @@
-"""Quarantine: what kills the process that works on it, again and again, is not tried any more.
+"""Counts crashes per model and quarantines a model that crashes its runner repeatedly.
 
 Counted are ends by a fault of the process itself, and by the kernel for want of memory, by the bytes of the model: the
 same file uploaded again is the same. A success with these bytes clears the count. Of an evaluation of two models nobody
@@ -81,8 +81,8 @@ def note_crash(session: Session, job: Job, reason: str, poison: Problem) -> Prob
         return None
     return poison.model_copy(
         update={
-            "detail": f"The model killed the process that worked on it {found.crashes} times in a row; the last time: "
-            f"{reason}. It is in quarantine now.",
+            "detail": f"The model crashed the process that worked on it {found.crashes} times in a row, most "
+            f"recently: {reason}. It is now in quarantine.",
             "hint": release_hint(digest),
             "where": {**poison.where, "quarantine": digest},
         }

@@ -1,4 +1,4 @@
-"""AMD Quark's ONNX configs, read as ours."""
+"""AMD Quark's ONNX configs, translated to Quantmill configs."""
 
 from __future__ import annotations
 

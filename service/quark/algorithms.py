@@ -1,4 +1,4 @@
-"""Quark's options of algorithms and of the run."""
+"""Quark's options for algorithms and for the run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _HIGHEST_LEVEL, _SMALLEST_GROUP, _LARGEST_GROUP = 4, 16, 65536
 
 def pending(method: str) -> str:
     """The reason where an algorithm is not translated."""
-    return f"the algorithm {method} is not there yet"
+    return f"the algorithm {method} is not supported yet"
 
 
 def _setting_of(name: str, kind: Kind, default: Any, switch: str, method: str) -> Option:
@@ -77,7 +77,7 @@ def _matmul_nbits(draft: QuarkDraft, given: Given) -> None:
 
     bits, bits_at = read("Bits", 4, lambda value: value in (4, 8), "4 or 8")
     symmetric, symmetric_at = read("Symmetric", True, lambda _: True, "true or false")
-    size, size_at = read("GroupSize", 128, is_group, "16, 32, 64 and other powers of two to 65536")
+    size, size_at = read("GroupSize", 128, is_group, "powers of two from 16 to 65536")
     level, level_at = read("AccuracyLevel", 0, lambda value: 0 <= value <= _HIGHEST_LEVEL, "0 to 4")
     algorithm, algorithm_at = read("Algorithm", "DEFAULT", lambda name: name in _NBITS_ALGORITHMS, _NBITS_WORDS)
     draft.set("mode", "weights_only", given.pointer)
@@ -89,7 +89,11 @@ def _matmul_nbits(draft: QuarkDraft, given: Given) -> None:
     draft.set("weight/accuracy_level", level, level_at)
     _nbits_algorithm(draft, algorithm, algorithm_at)
     if draft.get("include"):
-        refuse(draft, given, f"{draft.origins['include']} selects already; it concerns MatMul alone")
+        refuse(
+            draft,
+            given,
+            f"nodes are already selected by {draft.origins['include']}; this option applies to MatMul only",
+        )
     else:
         draft.set("include", [{"op_type": "MatMul"}], given.pointer)
     draft.honour(given.pointer)
@@ -100,15 +104,23 @@ def _nbits_algorithm(draft: QuarkDraft, name: str, at: str) -> None:
     found = "mse" if name == "HQQ" else "minmax"
     draft.set("weight/calibration", {"method": found}, at)
     if name == "HQQ":
-        draft.note(at, "Algorithm HQQ: weight.calibration mse, which searches ranges by square error, without data too")
+        draft.note(
+            at,
+            "Algorithm HQQ: translated to weight.calibration mse, which minimizes the squared error of the "
+            "weights and needs no data",
+        )
     if name != "GPTQ":
         return
     taken = next((method for method in FINETUNINGS if method in draft.steps), None)
     if taken is not None:
-        draft.problem(at, f"Algorithm GPTQ: {taken}, at {draft.steps[taken].pointer}, chooses the integers already")
+        draft.problem(at, f"Algorithm GPTQ: {taken}, at {draft.steps[taken].pointer}, already determines the integers")
         return
     draft.steps["adaround"] = QuarkStep({"solver": "moments"}, at)
-    draft.note(at, "Algorithm GPTQ: adaround with solver moments, the same objective, on all calibration samples")
+    draft.note(
+        at,
+        "Algorithm GPTQ: translated to adaround with solver moments, which has the same objective and uses "
+        "all calibration samples",
+    )
 
 
 def _nbits_params(draft: QuarkDraft, given: Given) -> None:
@@ -130,7 +142,7 @@ ALGORITHM_OPTIONS: tuple[Option, ...] = (
         False,
         "algorithms.bias_correction",
         switch(BIAS_CORRECTION),
-        "mode full: layer after layer on the network as corrected so far, where Quark makes one pass",
+        "mode full: corrects layer by layer on the already corrected network; Quark makes a single pass",
     ),
     refused("UseGPTQ", B, False, pending("gptq")),
     _setting_of("GPTQParams", D, {}, "UseGPTQ", "gptq"),
@@ -149,28 +161,28 @@ ALGORITHM_OPTIONS: tuple[Option, ...] = (
         {},
         "algorithms.adaround, algorithms.adaquant",
         fast_finetune,
-        "key by key, see below; or DEFAULT_ADAROUND_PARAMS, DEFAULT_ADAQUANT_PARAMS by name",
+        "per key, see below; or DEFAULT_ADAROUND_PARAMS, DEFAULT_ADAQUANT_PARAMS by name",
     ),
-    honoured("AutoMixprecision", D, {}, "algorithms.mixed_precision", auto_mixprecision, "key by key, see below"),
+    honoured("AutoMixprecision", D, {}, "algorithms.mixed_precision", auto_mixprecision, "per key, see below"),
     honoured(
         "QuantizationPreference",
         S,
         None,
         "algorithms.adaround, algorithms.adaquant",
         preference,
-        "what it says of finetuning; statistics are streamed and exact in any case, and the job chooses threads",
+        "only its settings for finetuning; statistics are always streamed and exact, and the job chooses the threads",
     ),
 )
 
 RUN_OPTIONS: tuple[Option, ...] = (
-    no_effect("ExecutionProviders", L, ["CPUExecutionProvider"], "the worker that takes the job decides"),
-    no_effect("TmpDir", S, None, "every job has a folder of its own"),
-    refused("UserCustomOpLibPath", S, None, "libraries of custom operators are never loaded"),
+    no_effect("ExecutionProviders", L, ["CPUExecutionProvider"], "determined by the worker that runs the job"),
+    no_effect("TmpDir", S, None, "every job has its own folder"),
+    refused("UserCustomOpLibPath", S, None, "custom operator libraries are never loaded"),
     refused("CryptoMode", B, False, "models are not encrypted"),
     refused("EncryptionAlgorithm", S, None, "models are not encrypted"),
-    no_effect("DebugMode", B, False, "the report has figures for every node in any case"),
-    no_effect("PrintSummary", B, True, "the report has the summary"),
-    no_effect("IgnoreWarnings", B, True, "what is worth a warning is noted with the job"),
-    no_effect("EvalMetrics", B, False, "float and quantized model are compared in any case"),
-    refused("EvalDataReader", ANY, None, "name an evaluation dataset instead"),
+    no_effect("DebugMode", B, False, "the report always has figures for every node"),
+    no_effect("PrintSummary", B, True, "the summary is in the report"),
+    no_effect("IgnoreWarnings", B, True, "warnings are always part of the job"),
+    no_effect("EvalMetrics", B, False, "float and quantized model are always compared"),
+    refused("EvalDataReader", ANY, None, "specify an evaluation dataset instead"),
 )

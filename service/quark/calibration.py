@@ -1,4 +1,4 @@
-"""Quark's options of calibration."""
+"""Quark's calibration options."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from service.quark.option import (
 )
 from service.quark.values import CALIBRATIONS, WEIGHT_METHODS, looked_up
 
-_RANGES = "ranges are taken from the dataset or from 'tensor_ranges', not from a file; a job resumes by itself"
+_RANGES = "ranges come from the dataset or from 'tensor_ranges', not from a file; jobs resume automatically"
 
 
 def _of(methods: tuple[str, ...], field: str) -> Apply:
@@ -35,14 +35,16 @@ def _of(methods: tuple[str, ...], field: str) -> Apply:
             draft.put(f"activation/calibration/{field}", given.value, given)
         else:
             words = " and ".join(methods)
-            draft.note(given.pointer, f"{given.name} has no effect: it concerns {words}, the method is {draft.method}")
+            draft.note(
+                given.pointer, f"{given.name} has no effect: it applies to {words}, but the method is {draft.method}"
+            )
 
     return apply
 
 
 def _symmetric_ranges(draft: QuarkDraft, given: Given) -> None:
     if given.value and draft.value("ActivationSymmetric") is False:
-        refuse(draft, given, "ActivationSymmetric says that activations are not symmetric")
+        refuse(draft, given, "ActivationSymmetric sets activations to asymmetric")
         return
     if given.value:
         draft.set("activation/symmetric", True, given.pointer)
@@ -56,7 +58,7 @@ def _moving_average(draft: QuarkDraft, given: Given) -> None:
             "activation/calibration/moving_average", constant, draft.pointer("CalibMovingAverageConstant", given.name)
         )
     elif given.value:
-        draft.note(given.pointer, f"{given.name} has no effect: it concerns minmax, the method is {draft.method}")
+        draft.note(given.pointer, f"{given.name} has no effect: it applies to minmax, but the method is {draft.method}")
         return
     draft.honour(given.pointer)
 
@@ -72,14 +74,17 @@ def _bins(draft: QuarkDraft, given: Given) -> None:
     if draft.method in ("entropy", "distribution", "mse"):
         draft.put("activation/calibration/bins", given.value, given)
     else:
-        draft.note(given.pointer, f"NumBins has no effect here: {draft.method} does without a histogram of fixed bins")
+        draft.note(
+            given.pointer,
+            f"NumBins has no effect here: {draft.method} does not use a histogram with a fixed number of bins",
+        )
 
 
 def _pof2_mode(draft: QuarkDraft, given: Given) -> None:
     if given.value == "All":
         draft.honour(given.pointer)
     elif given.value in ("MostCommon", "Percentile"):
-        refuse(draft, given, "the error is summed over all values of all samples, which Quark calls All")
+        refuse(draft, given, "the error is always summed over all values of all samples, which is Quark's mode All")
     else:
         draft.problem(given.pointer, "MinMSEModePof2Scale must be All, MostCommon or Percentile", BAD_VALUE)
 
@@ -88,7 +93,7 @@ def _float_mode(draft: QuarkDraft, given: Given) -> None:
     if given.value == "All":
         draft.honour(given.pointer)
     elif given.value in ("Percentile", "HistCenter"):
-        draft.note(given.pointer, "MinMSEModeFloatScale has no effect here: all ranges that can matter are tried")
+        draft.note(given.pointer, "MinMSEModeFloatScale has no effect here: all relevant ranges are searched")
     else:
         draft.problem(given.pointer, "MinMSEModeFloatScale must be Percentile, HistCenter or All", BAD_VALUE)
 
@@ -98,7 +103,7 @@ def _weight_method(draft: QuarkDraft, given: Given) -> None:
     if method is None:
         return
     if draft.get("weight/scale") != "float32":
-        draft.note(given.pointer, "WeightCalibrateMethod has no effect: it concerns float32 scales only, as in Quark")
+        draft.note(given.pointer, "WeightCalibrateMethod has no effect: it applies to float32 scales only, as in Quark")
     else:
         draft.put("weight/calibration", dict(CALIBRATIONS[method]), given)
 
@@ -107,9 +112,9 @@ def _scenario(draft: QuarkDraft, given: Given) -> None:
     if given.value == "same":
         draft.honour(given.pointer)
     elif draft.method != "distribution":
-        draft.note(given.pointer, "Scenario has no effect: it concerns distribution calibration only")
+        draft.note(given.pointer, "Scenario has no effect: it applies to distribution calibration only")
     else:
-        refuse(draft, given, "only the scenario 'same' is there")
+        refuse(draft, given, "only the scenario 'same' is supported")
 
 
 def _limits(value: Any) -> Any:
@@ -141,7 +146,7 @@ CALIBRATION_OPTIONS: tuple[Option, ...] = (
         99.999,
         "activation.calibration.percentile",
         _of(("percentile",), "percentile"),
-        "of the values; Quark takes it of the absolute values",
+        "percentile of the values; in Quark, of the absolute values",
     ),
     honoured("LWPMetric", S, "mae", "activation.calibration.metric", _of(("layerwise_percentile",), "metric")),
     honoured(
@@ -151,7 +156,7 @@ CALIBRATION_OPTIONS: tuple[Option, ...] = (
         "activation.calibration.candidates",
         _of(("layerwise_percentile",), "candidates"),
     ),
-    no_effect("LWPUseHistogram", B, True, "statistics are streamed in any case"),
+    no_effect("LWPUseHistogram", B, True, "statistics are always streamed"),
     honoured("NumBins", I, None, "activation.calibration.bins", _bins, "for entropy, distribution and mse"),
     honoured("NumQuantizedBins", I, 128, "activation.calibration.quantized_bins", _of(("entropy",), "quantized_bins")),
     honoured("Scenario", S, "same", "activation.calibration", _scenario, "'same' only"),
@@ -159,20 +164,27 @@ CALIBRATION_OPTIONS: tuple[Option, ...] = (
     honoured("WeightCalibrateMethod", S, "CalibrationMethod.MinMax", "weight.calibration", _weight_method),
     honoured("MinMSEModeFloatScale", S, "Percentile", "weight.calibration", _float_mode, "always as 'All'"),
     honoured("CalibDataSize", I, None, "calibration_samples"),
-    no_effect("CalibWorkerNum", I, 1, "the service gives each job its threads, and one pass serves all statistics"),
-    no_effect("CalibOptimizeMem", B, True, "statistics are streamed: memory does not grow with the samples"),
-    refused("SaveTensorHistFig", B, False, "no pictures are drawn; the report has figures for every layer"),
-    refused("CalibPassthroughOpTypes", L, [], "which nodes hand on the grid of their input is decided by the target"),
+    no_effect(
+        "CalibWorkerNum", I, 1, "the service chooses the threads of each job, and one pass collects all statistics"
+    ),
+    no_effect("CalibOptimizeMem", B, True, "statistics are streamed: memory does not grow with the number of samples"),
+    refused("SaveTensorHistFig", B, False, "no figures are drawn; the report has the values for every layer"),
+    refused(
+        "CalibPassthroughOpTypes",
+        L,
+        [],
+        "the target determines which nodes keep the quantization parameters of their input",
+    ),
     honoured(
         "UseRandomData",
         B,
         False,
         "random_calibration",
         switched({"random_calibration": {}}),
-        "where no dataset is given; 8 runs, Quark makes 1; the report says that nothing follows for accuracy",
+        "only if no dataset is given; 8 runs, in Quark 1; the report states that accuracy figures are not meaningful",
     ),
     honoured("RandomDataReaderInputShape", D, {}, "random_calibration.shapes", _of_random_data("shapes")),
-    honoured("RandomDataReaderInputDataRange", D, None, "random_calibration.ranges", _RANDOM_RANGES, "by input"),
+    honoured("RandomDataReaderInputDataRange", D, None, "random_calibration.ranges", _RANDOM_RANGES, "per input"),
     refused("SaveAndRestore", S, None, _RANGES),
     refused("TensorsRangeFile", S, None, _RANGES),
 )

@@ -1,4 +1,4 @@
-"""Config documents of AMD Quark: ``{"format": "quark", "config": ...}`` becomes a config of ours.
+"""Config documents of AMD Quark: translates ``{"format": "quark", "config": ...}`` to a Quantmill config.
 
 ``config`` is a QuantizationConfig (alone or as ``global_quant_config``), a QConfig (it has ``global_config``), or the
 name of a preset, as JSON: enumerations by their names, such as ``"CalibrationMethod.MinMax"``.
@@ -30,7 +30,7 @@ PASSED = ("evaluation", "seed")
 _LEGACY, _QCONFIG = "global_quant_config", "global_config"
 _LAYER_CONFIGS = ("layer_type_config", "specific_layer_config")
 NO_ENVELOPE = "quark-no-envelope"
-PAGE = "docs/quark.md, which a service has at /docs/quark.md"
+PAGE = "docs/quark.md, also served at /docs/quark.md"
 # Names of Quark's classes, under which some write the whole config.
 _CLASSES = ("QuantizationConfig", "QConfig", "Config")
 # Keys of the whole of a Quark config, none of which is one of ours.
@@ -129,7 +129,7 @@ def translate_document(data: Any, pointer: str = "") -> Translation | None:
         if key not in ("format", "config", *PASSED):
             unknown(draft, key, below(pointer, key), ("format", "config", *PASSED))
     if "config" not in data:
-        draft.problem(pointer, "config is missing: the Quark config goes there", BAD_VALUE)
+        draft.problem(pointer, "config is missing: it must contain the Quark config", BAD_VALUE)
     if draft.problems:
         raise _refusal(tuple(draft.problems))
     found = translate(data["config"], below(pointer, "config"))
@@ -161,13 +161,13 @@ def missing_envelope(data: Any, pointer: str = "") -> InvalidConfigError | None:
     if not found:
         return None
     listed = ", ".join(found[:4])
-    message = f"this is a config of AMD Quark ({listed}), which goes into an envelope"
+    message = f"this is a config of AMD Quark ({listed}), which must be wrapped in an envelope"
     problem = FieldProblem(pointer=pointer, code=NO_ENVELOPE, message=message)
-    what = f"what stands under {found[0]}" if found[0] in _CLASSES else "all of it"
+    what = f"the value of {found[0]}" if found[0] in _CLASSES else "the whole config"
     return InvalidConfigError(
         problem_summary((problem,)),
         errors=(problem,),
-        hint=f'Write {{"format": "{ENVELOPE_FORMAT}", "config": ...}} with {what} in the place of the dots; {PAGE}.',
+        hint=f'Write {{"format": "{ENVELOPE_FORMAT}", "config": ...}} and replace the dots with {what}; see {PAGE}.',
     )
 
 
@@ -205,7 +205,7 @@ def _refusal(problems: tuple[FieldProblem, ...]) -> InvalidConfigError:
     return InvalidConfigError(
         problem_summary(problems),
         errors=problems,
-        hint=f"Every key of Quark's, with what becomes of it here: {PAGE}.",
+        hint=f"See the supported Quark keys in {PAGE}.",
     )
 
 
@@ -249,7 +249,7 @@ def _on_top(draft: QuarkDraft, preset: Preset, rest: Mapping[str, Any]) -> None:
     read_fields(draft, rest)
     for name in _MADE_OF:
         if name in draft.given:
-            why = f"the preset {preset.name} is made of it; write the config out instead of naming the preset"
+            why = f"the preset {preset.name} depends on it; give the full config instead of the preset's name"
             draft.problem(draft.given.pop(name).pointer, f"{name} cannot be changed: {why}")
     if any(name in draft.given for name in BIAS_KEYS):
         del draft.config["bias"]

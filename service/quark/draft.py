@@ -1,4 +1,4 @@
-"""A translation in the making: our config as it grows, and what became of every key of Quark's."""
+"""State of a translation: the config so far, and the result for each of Quark's keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quark's cross-layer equalization, SmoothQuant and bias correction as ours."""
+"""Translates Quark's cross-layer equalization, SmoothQuant and bias correction."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from service.quark.option import B, F, I, Option, S, Setting, choice, setting
 CLE, SMOOTH_QUANT, BIAS_CORRECTION = "cross_layer_equalization", "smooth_quant", "bias_correction"
 
 
-_balance = choice(("max",), "must be max: there is no other, in Quark neither")
+_balance = choice(("max",), "must be max, the only method (in Quark too)")
 CLE_SETTINGS = (
-    setting("CLESteps", "cle_steps", I, 1, "steps", "a single step is far from convergence, -1 goes there"),
+    setting("CLESteps", "cle_steps", I, 1, "steps", "a single step is far from convergence; -1 runs until convergence"),
     setting("CLEScaleAppendBias", "cle_scale_append_bias", B, True, "scale_append_bias"),
     setting("CLEBalanceMethod", "cle_balance_method", S, "max", "balance_method", convert=_balance),
     setting("CLEWeightThreshold", "cle_weight_threshold", F, 0.5, "weight_threshold"),
@@ -25,8 +25,9 @@ SMOOTH_SETTINGS = (setting("SmoothAlpha", "alpha", F, 0.5, "alpha"),)
 PARAMETERS: dict[str, tuple[Setting, ...]] = {CLE: CLE_SETTINGS, SMOOTH_QUANT: SMOOTH_SETTINGS, BIAS_CORRECTION: ()}
 _SWITCHES = {CLE: "include_cle", SMOOTH_QUANT: "include_sq", BIAS_CORRECTION: "BiasCorrection"}
 _CLE_NOTE = (
-    "cross_layer_equalization has Quark's settings, a single step where CLESteps is not given (-1 goes on until "
-    "nothing changes); here it also keeps activations within their ranges, and upper limits such as ReLU6's."
+    "cross_layer_equalization uses Quark's settings, with a single step if CLESteps is not given (-1 runs "
+    "until nothing changes); here it also keeps activations within their ranges, and upper limits such as "
+    "that of ReLU6."
 )
 
 

@@ -1,4 +1,4 @@
-"""Quark's fast finetuning: the dict FastFinetune, AdaRoundConfig and AdaQuantConfig, as our adaround and adaquant."""
+"""Translates Quark's fast finetuning (FastFinetune, AdaRoundConfig, AdaQuantConfig) to adaround and adaquant."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _ALGORITHM = "OptimAlgorithm"
 _ALL_SAMPLES = 1_000_000_000
 _DEVICE = re.compile(r"(cpu|auto)|(cuda|gpu|hip|rocm)(?::(\d+)((?:,\d+)*))?")
 _GRADIENT = "for solver gradient"
-_CHOOSES = "for solver gradient, which another value than Quark's default chooses"
+_CHOOSES = "for solver gradient, which is selected by a value other than Quark's default"
 # QuantizationPreference -> what it sets, over what is given, as in Quark.
 _PREFERENCES: dict[str, dict[str, Any]] = {
     "accuracy": {"early_stop": False, "update_bias": True, "output_qdq": True},
@@ -57,12 +57,12 @@ _PREFERENCES: dict[str, dict[str, Any]] = {
 def _device(draft: QuarkDraft, value: str, pointer: str) -> str:
     found = _DEVICE.fullmatch(value.strip().lower())
     if found is None:
-        raise BadValueError(f"must be cpu, cuda:0, hip:0 or the like, not {value!r}")
+        raise BadValueError(f"must be cpu, cuda:0, hip:0 or similar, not {value!r}")
     host, family, number, more = found.groups()
     if host:
         return str(host)
     if more:
-        draft.note(pointer, f"of the devices {value} the first is used: layers are solved on one")
+        draft.note(pointer, f"only the first of the devices {value} is used: layers are solved on one device")
     kind = "rocm" if family in ("hip", "rocm") else "cuda"
     return f"{kind}:{number}" if number else kind
 
@@ -79,10 +79,10 @@ def _lr_adjust(draft: QuarkDraft, value: Any, pointer: str) -> dict[str, float] 
 def _op_types(draft: QuarkDraft, value: list[Any], pointer: str) -> list[str]:
     for place, name in enumerate(value):
         if name not in FINETUNED_OPS:
-            told = f"{name!r} is not finetuned; known: {', '.join(FINETUNED_OPS)}"
+            told = f"{name!r} is not finetuned; supported: {', '.join(FINETUNED_OPS)}"
             draft.problem(below(pointer, place), told, BAD_VALUE)
     if not value:
-        raise BadValueError("must name operators; leave include_fast_ft out to finetune none")
+        raise BadValueError("must list operators; omit include_fast_ft to disable finetuning")
     return [name for name in value if name in FINETUNED_OPS]
 
 
@@ -96,15 +96,21 @@ def _some(draft: QuarkDraft, value: int, pointer: str) -> int | None:
     return None if value >= _ALL_SAMPLES else value
 
 
-_LOADING = "inputs are handed on from layer to layer, without loaders of their own"
+_LOADING = "inputs are passed from layer to layer without data loaders"
 
 FINETUNE_SETTINGS: tuple[Setting, ...] = (
-    _on("OptimDevice", "optim_device", S, "cpu", "optim_device", "one device; hip means rocm", convert=_device),
-    _on("InferDevice", "infer_device", S, "cpu", "infer_device", "one device; hip means rocm", convert=_device),
+    _on("OptimDevice", "optim_device", S, "cpu", "optim_device", "one device only; hip means rocm", convert=_device),
+    _on("InferDevice", "infer_device", S, "cpu", "infer_device", "one device only; hip means rocm", convert=_device),
     _on("FixedSeed", "fixed_seed", I, QUARK_SEED, "fixed_seed"),
-    _on("DataSize", "data_size", I, _ALL_SAMPLES, "data_size", "from 10^9 on: all", convert=_some),
+    _on("DataSize", "data_size", I, _ALL_SAMPLES, "data_size", "10^9 and above: all", convert=_some),
     _on("BatchSize", "batch_size", I, 1, "batch_size", _CHOOSES),
-    _off("NumBatches", "num_batches", I, 1, "it is the window of Quark's early stop, which looks at the regularizer"),
+    _off(
+        "NumBatches",
+        "num_batches",
+        I,
+        1,
+        "it is the window of Quark's early stopping, which is based on the regularizer",
+    ),
     _on("NumIterations", "num_iterations", I, None, "num_iterations", _CHOOSES),
     _on("LearningRate", "learning_rate", F, None, "learning_rate", _CHOOSES),
     _on("EarlyStop", "early_stop", B, False, "early_stop", _GRADIENT),
@@ -114,13 +120,17 @@ FINETUNE_SETTINGS: tuple[Setting, ...] = (
     _on("UpdateBias", "update_bias", B, None, "update_bias", "adaquant only, as in Quark", method="adaquant"),
     _on("OutputQDQ", "output_qdq", B, False, "output_qdq", _GRADIENT),
     _on("DropRatio", "drop_ratio", F, 1.0, "drop_ratio", _CHOOSES),
-    _on("MemOptLevel", "mem_opt_level", I, 1, "mem_opt_level", "by free memory where it is not given"),
-    _off("CacheDir", "cache_dir", S, None, "every job has a folder of its own"),
+    _on("MemOptLevel", "mem_opt_level", I, 1, "mem_opt_level", "default: determined by the free memory"),
+    _off("CacheDir", "cache_dir", S, None, "every job has its own folder"),
     _off("LogPeriod", "log_period", I, 100, "progress is reported layer by layer"),
     _no("RefModelPath", "ref_model_path", S, None, "layers are compared with those of the job's own model"),
-    _off("DynamicBatch", "dynamic_batch", B, False, "samples are run in batches wherever the model takes them"),
+    _off("DynamicBatch", "dynamic_batch", B, False, "samples are always processed in batches if the model supports it"),
     _off(
-        "Parallel", "parallel", B, False, "layers follow one another, each with the inputs that those before it leave"
+        "Parallel",
+        "parallel",
+        B,
+        False,
+        "layers are processed in sequence, each with the inputs from the layers before it",
     ),
     _on("RegParam", "reg_param", F, 0.01, "reg_param", f"adaround only, {_CHOOSES}", method="adaround"),
     _on(
@@ -134,7 +144,7 @@ FINETUNE_SETTINGS: tuple[Setting, ...] = (
         method="adaround",
     ),
     _on("WarmStart", "warm_start", F, 0.2, "warm_start", f"adaround only, {_CHOOSES}", method="adaround"),
-    _no("SelectMaxMemLayer", "select_max_mem_layer", B, False, "no layer is left out on purpose"),
+    _no("SelectMaxMemLayer", "select_max_mem_layer", B, False, "layers cannot be skipped"),
     _off("NumWorkers", "num_workers", I, 1, _LOADING),
     _off("PinMemory", "pin_memory", B, False, _LOADING),
     _off("UseGDS", "use_gds", B, False, _LOADING),
@@ -215,12 +225,12 @@ def choose_solver(draft: QuarkDraft) -> None:
         numbers = ", ".join(f"{key} {step.settings[key]}" for key in chosen)
         draft.note(
             given[chosen[0]],
-            f"{numbers}: AdaRound runs by gradient descent (solver gradient), which these numbers are for; with those "
-            "of Quark's defaults, or none, integers are chosen by coordinate descent (solver moments): faster, and as "
-            "a rule nearer to the float network",
+            f"{numbers}: AdaRound uses gradient descent (solver gradient), to which these values apply. "
+            "With Quark's defaults, or without values, it uses coordinate descent (solver moments), which "
+            "is faster and usually closer to the float model",
         )
     for key in () if chosen else given:
-        draft.note(given[key], f"{key} {step.settings[key]}, Quark's default, plays no part with solver moments")
+        draft.note(given[key], f"{key} {step.settings[key]}, Quark's default, has no effect with solver moments")
 
 
 def _algorithm(draft: QuarkDraft, given: Given) -> str | None:
@@ -237,7 +247,7 @@ def _algorithm(draft: QuarkDraft, given: Given) -> str | None:
         _add(draft, named, legacy_defaults(named), at)
         return named
     elif named != method:
-        refuse(draft, Given(_ALGORITHM, word, at), f"{draft.steps[method].pointer} asks for {method}")
+        refuse(draft, Given(_ALGORITHM, word, at), f"{draft.steps[method].pointer} specifies {method}")
     return method
 
 
@@ -248,7 +258,9 @@ def preference(draft: QuarkDraft, given: Given) -> None:
     if chosen is None:
         draft.problem(given.pointer, f"{given.name} must be {', '.join(_PREFERENCES)}", BAD_VALUE)
     elif method is None:
-        draft.note(given.pointer, f"{given.name} has no effect without include_fast_ft: it tunes finetuning only here")
+        draft.note(
+            given.pointer, f"{given.name} has no effect without include_fast_ft: here it applies to finetuning only"
+        )
     else:
         step = draft.steps[method]
         for key, value in chosen.items():

@@ -1,4 +1,4 @@
-"""What can be settled only when all keys are read: biases, block types, and what an NPU asks for."""
+"""Final steps after all keys are read: biases, block types, and NPU requirements."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def choose_target(draft: QuarkDraft, *, npu_cnn: bool) -> None:
     cnn, transformer = draft.value("EnableNPUCnn", npu_cnn), draft.value("enable_npu_transformer", False)
     if cnn and transformer:
         at = draft.pointer("enable_npu_transformer")
-        draft.problem(at, "enable_npu_cnn and enable_npu_transformer exclude each other", BAD_VALUE)
+        draft.problem(at, "enable_npu_cnn and enable_npu_transformer are mutually exclusive", BAD_VALUE)
     if cnn or transformer:
         at = draft.pointer("EnableNPUCnn" if cnn else "enable_npu_transformer")
         draft.set("target", NPU_CNN if cnn else "amd_npu_transformer", at)
@@ -42,7 +42,7 @@ def finish(draft: QuarkDraft) -> None:
         _choose_bias(draft)
     elif any(name in draft.given for name in BIAS_KEYS):
         at = draft.pointer(*BIAS_KEYS)
-        draft.problem(at, "the spec of biases says already how they are represented", BAD_VALUE)
+        draft.problem(at, "the spec of biases already determines their representation", BAD_VALUE)
     if draft.target == NPU_CNN:
         _check_npu(draft)
 
@@ -53,7 +53,7 @@ def _finish_type(draft: QuarkDraft, side: str) -> None:
     if dtype in ("bfp", "mx"):
         if not any(problem.pointer.split("/")[-1] in ("BFPAttributes", "MXAttributes") for problem in draft.problems):
             draft.problem(
-                at, f"Q{dtype.upper()} needs {dtype.upper()}Attributes in extra_options, which tell the format"
+                at, f"Q{dtype.upper()} requires {dtype.upper()}Attributes in extra_options, which specify the format"
             )
     elif dtype in ("int32", "uint32") or (side == "activation" and dtype in ("int4", "uint4")):
         draft.problem(at, f"{dtype} cannot be translated as the type of {side}s")
@@ -66,7 +66,7 @@ def _settle_float(draft: QuarkDraft, side: str, dtype: str) -> None:
     spec: dict[str, Any] = draft.config[side]
     calibrated = spec["calibration"]["method"] != "minmax" and not needs_calibration(dtype)
     if spec["scale"] != "float32" or calibrated:
-        draft.note(draft.origins.get(f"{side}/calibration", draft.root), f"{dtype} takes no such calibration")
+        draft.note(draft.origins.get(f"{side}/calibration", draft.root), f"{dtype} does not support this calibration")
         spec["calibration"] = {"method": "minmax"}
     spec["scale"] = "float32"
 
@@ -96,12 +96,12 @@ def _choose_bias(draft: QuarkDraft) -> None:
 def _check_npu(draft: QuarkDraft) -> None:
     """The NPU's demands; Quark ignores its switch or leaves the tensor out where they are not met."""
     demands: tuple[tuple[str, str, Any, str], ...] = (
-        ("activation", "scale", "power_of_two", "needs a power-of-two calibration such as PowerOfTwoMethod.MinMSE"),
-        ("weight", "scale", "power_of_two", "needs a power-of-two calibration such as PowerOfTwoMethod.MinMSE"),
-        ("weight", "dtype", "int8", "needs QInt8 weights"),
-        ("weight", "granularity", "per_tensor", "takes one scale per weight: no per_channel"),
-        ("weight", "symmetric", True, "needs symmetric weights"),
-        ("activation", "symmetric", True, "needs symmetric activations"),
+        ("activation", "scale", "power_of_two", "requires a power-of-two calibration such as PowerOfTwoMethod.MinMSE"),
+        ("weight", "scale", "power_of_two", "requires a power-of-two calibration such as PowerOfTwoMethod.MinMSE"),
+        ("weight", "dtype", "int8", "requires QInt8 weights"),
+        ("weight", "granularity", "per_tensor", "supports one scale per weight only: no per_channel"),
+        ("weight", "symmetric", True, "requires symmetric weights"),
+        ("activation", "symmetric", True, "requires symmetric activations"),
     )
     told: set[str] = set()
     for side, field, wanted, words in demands:
@@ -112,4 +112,4 @@ def _check_npu(draft: QuarkDraft) -> None:
                 at = draft.pointer("EnableNPUCnn")
             draft.problem(at, f"the AMD NPU for CNNs {words}", BAD_VALUE)
     if draft.get("weight/reduce_range"):
-        draft.problem(draft.pointer("reduce_range"), "the AMD NPU for CNNs takes no reduce_range", BAD_VALUE)
+        draft.problem(draft.pointer("reduce_range"), "the AMD NPU for CNNs does not support reduce_range", BAD_VALUE)

@@ -1,4 +1,4 @@
-"""Quark's options of graph preparation."""
+"""Quark's options for graph preparation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ PASSES_OFF = (
     *("fuse_hard_swish", "fuse_hard_sigmoid", "sink_conv1d_squeeze"),
 )
 _SWITCHES = "switch the passes of 'preparation' instead"
-_NPU_DEFAULT = "on by default for the NPU targets, which alone gain from it; Quark also does it for its extended Q/DQ"
+_NPU_DEFAULT = (
+    "on by default for the NPU targets, the only ones that benefit from it; in Quark also for its extended Q/DQ"
+)
 _NPU_PASSES = {
     "ConvertBNToConv": "batch_norm_to_conv",
     "ConvertReduceMeanToGlobalAvgPool": "reduce_mean_to_global_average_pool",
@@ -33,7 +35,9 @@ def _clip6(draft: QuarkDraft, given: Given) -> None:
     if not given.value or CLE in draft.steps:
         set_to("preparation/clip6_to_relu")(draft, given)
         if given.value:
-            draft.note(given.pointer, "ReplaceClip6Relu changes the float model; equalization does as well without it")
+            draft.note(
+                given.pointer, "ReplaceClip6Relu changes the float model; equalization works equally well without it"
+            )
     else:
         draft.note(given.pointer, "ReplaceClip6Relu has no effect without include_cle, as in Quark")
 
@@ -50,22 +54,26 @@ def _fix_shapes(draft: QuarkDraft, given: Given) -> None:
     matches = [_SHAPE.fullmatch(part) for part in parts]
     if not parts or not all(matches):
         example = "input:[1,3,224,224];other:[1,10]"
-        draft.problem(given.pointer, f"FixShapes must read like {example!r}, not {given.value!r}", BAD_VALUE)
+        draft.problem(given.pointer, f"FixShapes must have the form {example!r}, not {given.value!r}", BAD_VALUE)
         return
     shapes: dict[str, Any] = {m[1]: [int(dim) for dim in m[2].split(",")] for m in matches if m}
     draft.put("preparation/fixed_shapes", shapes, given)
 
 
 GRAPH_OPTIONS: tuple[Option, ...] = (
-    refused("ShapeShifterYaml", S, None, f"passes run in an order of their own; {_SWITCHES}"),
-    refused("PreprocessYAML", S, None, f"passes run in an order of their own; {_SWITCHES}"),
-    honoured("OptimizeModel", B, True, "preparation.fold_batch_norm", _optimize, "constants are folded in any case"),
-    honoured("SkipPreprocess", B, False, "preparation.*", _skip, "every optional pass is off"),
-    no_effect("SimplifyModel", B, True, "constants are folded and dead nodes removed in any case"),
+    refused("ShapeShifterYaml", S, None, f"the order of passes is fixed; {_SWITCHES}"),
+    refused("PreprocessYAML", S, None, f"the order of passes is fixed; {_SWITCHES}"),
+    honoured("OptimizeModel", B, True, "preparation.fold_batch_norm", _optimize, "constants are always folded"),
+    honoured("SkipPreprocess", B, False, "preparation.*", _skip, "all optional passes are off"),
+    no_effect("SimplifyModel", B, True, "constants are always folded and dead nodes removed"),
     refused(
-        "SimplifyModelOptions", D, {}, "they are options of onnxslim, which is not used; see 'preparation'", harmless=()
+        "SimplifyModelOptions",
+        D,
+        {},
+        "these are options of onnxslim, which is not used; see 'preparation'",
+        harmless=(),
     ),
-    no_effect("ConvertFP16ToFP32", B, False, "a float16 model is computed on in float32 in any case"),
+    no_effect("ConvertFP16ToFP32", B, False, "float16 models are always computed in float32"),
     honoured("ConvertNCHWToNHWC", B, False, "preparation.nhwc_input"),
     honoured("ConvertOpsetVersion", I, None, "preparation.opset"),
     *(honoured(name, B, None, f"preparation.{ours}", why=_NPU_DEFAULT) for name, ours in _NPU_PASSES.items()),
@@ -73,7 +81,7 @@ GRAPH_OPTIONS: tuple[Option, ...] = (
         "ConvertClipToRelu",
         B,
         False,
-        "it drops the upper limit of every Clip; 'preparation.clip6_to_relu' does the same for Clip(0, 6) alone",
+        "it removes the upper limit of every Clip; 'preparation.clip6_to_relu' does this for Clip(0, 6) only",
     ),
     honoured("FuseInstanceNorm", B, True, "preparation.fuse_instance_norm"),
     honoured("FuseL2Norm", B, True, "preparation.fuse_l2_norm"),
@@ -84,18 +92,18 @@ GRAPH_OPTIONS: tuple[Option, ...] = (
         "FoldRelu",
         B,
         False,
-        "it only drops activation functions whose effect the range of the tensor gives "
-        "anyway; onnxruntime does so itself when it loads the model",
+        "it only removes activation functions that have no effect within the tensor's range; onnxruntime "
+        "does this when it loads the model",
     ),
     honoured("ReplaceClip6Relu", B, False, "preparation.clip6_to_relu", _clip6, "together with include_cle"),
-    no_effect("RemoveInputInit", B, True, "initializers are no inputs of the model in any case"),
+    no_effect("RemoveInputInit", B, True, "initializers are never inputs of the model"),
     honoured("CopySharedInit", L, None, "preparation.unshare_initializers", _copy_shared, "[] (all) only"),
     no_effect(
         "CopyBiasInit",
         L,
         ["Conv", "ConvTranspose", "Gemm"],
-        "a bias that several nodes read is quantized for each of them in any case",
+        "a bias that several nodes use is always quantized for each of them",
     ),
     honoured("FixShapes", S, None, "preparation.fixed_shapes", _fix_shapes),
-    no_effect("FillAllValueInfo", B, False, "shapes of inner tensors change nothing that the model computes"),
+    no_effect("FillAllValueInfo", B, False, "shapes of intermediate tensors do not affect the model's results"),
 )

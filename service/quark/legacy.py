@@ -32,7 +32,8 @@ def translate_legacy(draft: QuarkDraft, document: Mapping[str, Any]) -> None:
     if "include_cle" not in draft.given:
         draft.note(
             draft.root,
-            "include_cle is not given: Quark 0.13 would equalize weights across layers, here it is done if it is true",
+            "include_cle is not given: Quark 0.13 equalizes weights across layers by default; here this is "
+            "done only if it is true",
         )
     finish(draft)
 
@@ -47,7 +48,7 @@ def read_fields(draft: QuarkDraft, document: Mapping[str, Any]) -> None:
         elif key in FIELDS or name != key:
             _admit(draft, name, value, at)
         else:
-            instead = f"it belongs into {_EXTRA}" if key in OPTIONS else ""
+            instead = f"it belongs in {_EXTRA}" if key in OPTIONS else ""
             unknown(draft, key, at, [*FIELDS, *FIELD_OPTIONS, _EXTRA], instead)
 
 
@@ -65,7 +66,7 @@ def read_options(draft: QuarkDraft, options: Any, at: str, *, skip: frozenset[st
             _admit(draft, name, value, below(at, key))
         elif key not in skip:
             field = key in FIELDS or key in FIELD_OPTIONS
-            unknown(draft, key, below(at, key), OPTIONS, f"it belongs beside {_EXTRA}, not into it" if field else "")
+            unknown(draft, key, below(at, key), OPTIONS, f"it belongs next to {_EXTRA}, not in it" if field else "")
 
 
 def apply_all(draft: QuarkDraft) -> None:

@@ -1,4 +1,4 @@
-"""Quark's automatic mixed precision as ours: the older dict AutoMixprecision, and AutoMixprecisionConfig."""
+"""Translates Quark's automatic mixed precision: the older dict AutoMixprecision, and AutoMixprecisionConfig."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OPTION, _SWITCH, _LAYERS = "AutoMixprecision", "include_auto_mp", "target_layer
 _OPS = ["Conv", "ConvTranspose", "Gemm", "MatMul"]
 _DISTANCES = get_args(DistanceGoal.model_fields["metric"].annotation)
 _MOST_SAMPLES = 4096
-_L2_NOTE = "l2 is relative here, ||x - x~|| / ||x||; Quark's is not divided by ||x||"
+_L2_NOTE = "l2 is relative here, ||x - x~|| / ||x||; in Quark it is not divided by ||x||"
 
 
 def _dtype(draft: QuarkDraft, value: Any, pointer: str) -> str:
@@ -33,19 +33,19 @@ def _dtype(draft: QuarkDraft, value: Any, pointer: str) -> str:
         tensor = read_tensor(draft, value, pointer)
         return "int8" if tensor is None else tensor.dtype
     if found is None or found in ("bfp", "mx"):
-        raise BadValueError(f"must be one of {known(QUANT_TYPES)} but QBFP and QMX, not {value!r}")
+        raise BadValueError(f"must be one of {known(QUANT_TYPES)} except QBFP and QMX, not {value!r}")
     return found
 
 
 def _function(draft: QuarkDraft, value: Any, pointer: str) -> str:
     if not isinstance(value, str) or re.fullmatch(NAME_PATTERN, value) is None:
-        raise BadValueError("must be the name of a Python function that quantmill.quark hands over")
+        raise BadValueError("must be the name of a Python function that quantmill.quark provides")
     return value
 
 
 def _samples(draft: QuarkDraft, value: int, pointer: str) -> int | None:
     if value > _MOST_SAMPLES:
-        draft.note(pointer, f"layers are ranked on {_MOST_SAMPLES} samples at most")
+        draft.note(pointer, f"at most {_MOST_SAMPLES} samples are used to rank layers")
     return min(value, _MOST_SAMPLES) or None
 
 
@@ -63,41 +63,56 @@ def _op_types(draft: QuarkDraft, value: list[Any], pointer: str) -> list[dict[st
 
 _optimize = choice(("speed", "quality"), "must be speed or quality")
 _metric = choice(_DISTANCES, f"must be one of {', '.join(_DISTANCES)}")
-_BY_NAME = "layers are chosen by what they do to the output; name them in include_layers or exclude_layers"
-_LOSS = "a loss of top-1 between 0 and 1: with a function in its unit, else times 100, in points of top1"
+_BY_NAME = "layers are chosen by their effect on the output; name them in include_layers or exclude_layers"
+_LOSS = "loss of top-1 between 0 and 1: with a function in its unit, otherwise multiplied by 100, in points of top1"
 
 # What has no key in the dict is of AutoMixprecisionConfig alone, what has no field of the dict.
 MIXED_SETTINGS: tuple[Setting, ...] = (
-    _on(
-        "ActTargetQuantType", "act_target_quant_type", ANY, None, "low.activation", "a type, or a spec", convert=_dtype
-    ),
+    _on("ActTargetQuantType", "act_target_quant_type", ANY, None, "low.activation", "a type or a spec", convert=_dtype),
     _on("WeightTargetQuantType", "weight_target_quant_type", ANY, None, "low.weight", "likewise", convert=_dtype),
-    _off("BiasTargetQuantType", "bias_target_quant_type", ANY, None, "biases are as bias.dtype says at either level"),
-    _on("OutputIndex", "output_index", I, 0, "output_index", "of a distance, and of what a function is given"),
+    _off("BiasTargetQuantType", "bias_target_quant_type", ANY, None, "bias.dtype determines the biases at both levels"),
+    _on("OutputIndex", "output_index", I, 0, "output_index", "of a distance, or of the values passed to a function"),
     _on("L2Target", "l2_target", F, None, "goal.l2", _L2_NOTE),
     _on("Top1AccTarget", "top1_acc_target", F, None, "goal.top1", _LOSS),
     _on("EvaluateFunction", "evaluate_function", S, None, "goal.function", "in Python only", convert=_function),
-    _on("DataSize", "data_size", I, 0, "sensitivity_samples", "0: by the number of layers", convert=_samples),
+    _on(
+        "DataSize", "data_size", I, 0, "sensitivity_samples", "0: determined by the number of layers", convert=_samples
+    ),
     _on("TargetOpType", "target_op_type", L, _OPS, "include", convert=_op_types),
-    _no("DualQuantNodes", "dual_quant_nodes", B, False, "a tensor has one representation for all that read it"),
-    _off("NoInputQDQShared", "no_input_qdq_shared", B, False, "layers that share a tensor move together"),
+    _no(
+        "DualQuantNodes", "dual_quant_nodes", B, False, "a tensor has the same representation for all nodes that use it"
+    ),
+    _off("NoInputQDQShared", "no_input_qdq_shared", B, False, "layers that share a tensor change together"),
     _no("NumTarget", "num_target", I, 0, _BY_NAME),
     _no("TargetTensors", "target_tensors", L, [], _BY_NAME),
     _no("TargetIndices", "target_indices", L, [], _BY_NAME),
     _no("ExcludeIndices", "exclude_indices", L, [], _BY_NAME),
-    _no("AutoMixUseFastFT", "auto_mix_use_fast_ft", B, False, "finetuning follows the mix: include_fast_ft"),
+    _no(
+        "AutoMixUseFastFT",
+        "auto_mix_use_fast_ft",
+        B,
+        False,
+        "finetuning is applied to the mixed model: include_fast_ft",
+    ),
     _on("", "include_layers", L, [], "include", convert=_selectors),
     _on("", "exclude_layers", L, [], "exclude", convert=_selectors),
     _on("", "metric_output_index", I, 0, "output_index"),
-    _on("", "metric_threshold", F, 0, "goal.threshold", "0 lowers every layer in Quark; here an SQNR of 25 dB is kept"),
+    _on(
+        "",
+        "metric_threshold",
+        F,
+        0,
+        "goal.threshold",
+        "0 lowers every layer in Quark; here an SQNR of 25 dB is maintained",
+    ),
     _on("", "metric_default", S, "l2", "goal.metric", _L2_NOTE, convert=_metric),
     _on("", "metric_evaluate_fn", S, None, "goal.function", "in Python only", convert=_function),
     _on("", "metric_distance_fn", S, None, "goal.distance", "in Python only", convert=_function),
     _on("", "metric_optimize_object", S, "speed", "optimize", convert=_optimize),
-    _no("", "sensitivity_cache_file", S, None, "the service keeps what is measured by itself"),
-    _no("", "subgraph_json", S, None, "layers that share a tensor move together, others one by one"),
-    _off("", "worker_num", I, 1, "the job chooses threads"),
-    _off("", "shared_param_mode", S, "propagate", "layers that share a weight move together"),
+    _no("", "sensitivity_cache_file", S, None, "the service caches measurements automatically"),
+    _no("", "subgraph_json", S, None, "layers that share a tensor change together, others individually"),
+    _off("", "worker_num", I, 1, "the job chooses the threads"),
+    _off("", "shared_param_mode", S, "propagate", "layers that share a weight change together"),
 )
 _BY_OPTION = {setting.option: setting for setting in MIXED_SETTINGS if setting.option}
 
@@ -138,7 +153,9 @@ def ask_for_mixing(draft: QuarkDraft, entry: dict[str, Any], at: str) -> None:
                 step.origins[f"low.{side}"] = tensors[key].pointer
     elif layers is not None:
         draft.problem(
-            below(at, _LAYERS), f"{_LAYERS} must be one layer config: a layer has two levels, high and low", BAD_VALUE
+            below(at, _LAYERS),
+            f"{_LAYERS} must be a single layer config: a layer has two levels, high and low",
+            BAD_VALUE,
         )
     read_class(draft, MIXED, MIXED_SETTINGS, {key: value for key, value in entry.items() if key != _LAYERS}, at)
 
@@ -159,7 +176,7 @@ def _levels(draft: QuarkDraft, step: QuarkStep, asked: dict[str, Any]) -> bool:
     if not targets:
         if "low" not in step.settings:
             told = "ActTargetQuantType and WeightTargetQuantType, or target_layer_config"
-            draft.problem(step.pointer, f"mixed precision needs the other types: {told}", BAD_VALUE)
+            draft.problem(step.pointer, f"mixed precision requires the other types: {told}", BAD_VALUE)
         return "low" in step.settings
     base = {side: draft.config[side] for side in ("activation", "weight")}
     other = {side: _with_type(spec, targets[side]) if side in targets else dict(spec) for side, spec in base.items()}
@@ -182,9 +199,9 @@ def _goal(draft: QuarkDraft, step: QuarkStep, asked: dict[str, Any]) -> None:
     function, distance = asked.get("goal.function"), asked.get("goal.distance")
     limits = [key for key in ("goal.top1", "goal.l2", "goal.threshold") if asked.get(key) is not None]
     if len(limits) > 1 or (function is not None and distance is not None):
-        draft.problem(step.pointer, "mixed precision has one goal; leave the others out", BAD_VALUE)
+        draft.problem(step.pointer, "mixed precision supports one goal; omit the others", BAD_VALUE)
     elif not limits and (function is not None or distance is not None):
-        told = "a function needs Top1AccTarget or metric_threshold: how much loss is acceptable"
+        told = "a function requires Top1AccTarget or metric_threshold: the acceptable loss"
         draft.problem(at["goal.function" if function is not None else "goal.distance"], told, BAD_VALUE)
     elif not limits or asked.get("goal.threshold") == 0:
         if "goal" not in step.settings:
@@ -205,8 +222,8 @@ def _goal_of(draft: QuarkDraft, step: QuarkStep, word: str, asked: dict[str, Any
         step.settings["goal"] = {"kind": "drop", "metric": "top1", "max_drop": 100 * limit}
         draft.note(
             step.origins["goal"],
-            f"without EvaluateFunction top1 is measured on the labels of the dataset: {100 * limit:g} points of it; "
-            "without labels, the share of samples with the same decision",
+            f"without EvaluateFunction, top1 is measured on the labels of the dataset ({100 * limit:g} "
+            "points); without labels, as top-1 agreement with the float model",
         )
     else:
         _distance(draft, step, "l2" if word == "l2" else asked.get("goal.metric", "l2"), limit)

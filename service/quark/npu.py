@@ -1,4 +1,4 @@
-"""Quark's options of NPUs: the target, and the rules of it that can be switched one by one."""
+"""Quark's NPU options: the target, and its rules that can be switched individually."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LIMITS = {
     "AlignSlice": "align_slice",
 }
 _ELSEWHERE = "only the NPU target has this rule"
-_APPROXIMATION = "this operator is never replaced by the NPU's approximation of it"
+_APPROXIMATION = "this operator is never replaced by the NPU's approximation"
 
 
 def _rules(name: str, ours: tuple[str, ...], where: str) -> Option:
@@ -43,10 +43,13 @@ def _rules(name: str, ours: tuple[str, ...], where: str) -> Option:
             refuse(draft, given, _ELSEWHERE)
         else:
             draft.note(
-                given.pointer, f"{name} has no effect: in Quark, too, it concerns NPUs and the extended Q/DQ only"
+                given.pointer, f"{name} has no effect: it applies to NPUs and the extended Q/DQ only, as in Quark"
             )
 
-    why = f"{_ELSEWHERE}, on by default there; asked for elsewhere it is refused with the extended Q/DQ"
+    why = (
+        f"{_ELSEWHERE}, on by default there; for other targets it is refused with the extended Q/DQ and "
+        "otherwise has no effect"
+    )
     return Option(name, B, None, "honoured", where, why, apply)
 
 
@@ -56,24 +59,26 @@ def _rule(name: str, ours: str) -> Option:
 
 def _eltwise(draft: QuarkDraft, given: Given) -> None:
     if given.value and draft.extended:
-        refuse(draft, given, "constant operands of elementwise nodes are represented as the target wants them")
+        refuse(draft, given, "the target determines how constant operands of elementwise nodes are represented")
     elif given.value:
-        draft.note(given.pointer, f"{given.name} has no effect: in Quark, too, it concerns the extended Q/DQ only")
+        draft.note(given.pointer, f"{given.name} has no effect: it applies to the extended Q/DQ only, as in Quark")
     else:
         draft.honour(given.pointer)
 
 
-_MOVED = "nodes that only move values share one grid between input and output in any case"
+_MOVED = "nodes that only move values always use the same quantization parameters for input and output"
 
 NPU_OPTIONS: tuple[Option, ...] = (
-    honoured("EnableNPUCnn", B, None, "target", done, "on by itself where QConfig has power-of-two scales throughout"),
+    honoured(
+        "EnableNPUCnn", B, None, "target", done, "on automatically if all scales of the QConfig are powers of two"
+    ),
     _rules("SimulateDPU", tuple(_SIMULATION.values()), "target_options"),
     *(_rule(name, ours) for name, ours in _SIMULATION.items()),
     refused("ConvertSoftmaxToDPUVersion", B, False, _APPROXIMATION),
     refused("ConvertInstanceNormToDPUVersion", B, False, _APPROXIMATION),
     refused("ConvertClipToDPUVersion", B, False, _APPROXIMATION),
     _rules("NPULimitationCheck", tuple(_LIMITS.values()), "target_options"),
-    no_effect("MaxLoopNum", I, 5, "positions are aligned until nothing changes any more"),
+    no_effect("MaxLoopNum", I, 5, "positions are aligned until nothing changes"),
     *(_rule(name, ours) for name, ours in _LIMITS.items()),
     no_effect("AlignTranspose", B, False, _MOVED),
     no_effect("AlignReshape", B, False, _MOVED),
@@ -83,7 +88,7 @@ NPU_OPTIONS: tuple[Option, ...] = (
         False,
         "refused",
         "",
-        "constant operands of elementwise nodes are represented as the target wants them",
+        "the target determines how constant operands of elementwise nodes are represented",
         _eltwise,
     ),
 )

@@ -1,4 +1,4 @@
-"""What becomes of one key of Quark's: honoured, without effect here, or refused. Registries are tuples of options."""
+"""Handling of one of Quark's keys: honoured, no effect here, or refused. Registries are tuples of options."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from service.contracts.base import below, nearest_key
 from service.quark.draft import BAD_VALUE, REFUSED, UNKNOWN, Given, QuarkDraft, QuarkStep
 
 Verdict = Literal["honoured", "no effect here", "refused"]
-Kind = Literal["true or false", "a whole number", "a number", "a text", "a list", "an object", "anything"]
+Kind = Literal["a boolean", "an integer", "a number", "a string", "a list", "an object", "anything"]
 Apply = Callable[[QuarkDraft, Given], None]
-B: Kind = "true or false"
-I: Kind = "a whole number"  # noqa: E741 - the letters of Quark's own option table
+B: Kind = "a boolean"
+I: Kind = "an integer"  # noqa: E741 - the letters of Quark's own option table
 F: Kind = "a number"
-S: Kind = "a text"
+S: Kind = "a string"
 L: Kind = "a list"
 D: Kind = "an object"
 ANY: Kind = "anything"
@@ -107,7 +107,7 @@ def admit(draft: QuarkDraft, option: Option, given: Given) -> None:
         draft.problem(given.pointer, f"{given.name} must be {option.kind}", BAD_VALUE)
     elif given.name in draft.given and draft.given[given.name].value != given.value:
         other = draft.given[given.name].pointer
-        draft.problem(given.pointer, f"{given.name} is given otherwise at {other}", BAD_VALUE)
+        draft.problem(given.pointer, f"{given.name} has a different value at {other}", BAD_VALUE)
     elif given.name in draft.given:
         draft.honour(given.pointer)
     else:
@@ -153,7 +153,9 @@ class Setting:
         elif not fits(self.kind, value):
             draft.problem(pointer, f"{name} must be {self.kind}", BAD_VALUE)
         elif self.method not in ("", method):
-            draft.idle(Given(name, value, pointer), self.default, f"has no effect here: it concerns {self.method} only")
+            draft.idle(
+                Given(name, value, pointer), self.default, f"has no effect here: it applies to {self.method} only"
+            )
         elif self.verdict == "no effect here":
             draft.idle(Given(name, value, pointer), self.default, f"has no effect here: {self.why}")
         elif self.verdict == "honoured":

@@ -1,4 +1,4 @@
-"""Translates Quark's QConfig: specs of tensors, settings by layer and by operator type, algorithms, extra options."""
+"""Translates Quark's QConfig: tensor specs, settings by layer and operator type, algorithms, extra options."""
 
 from __future__ import annotations
 
@@ -72,22 +72,22 @@ def _drop_symmetry(draft: QuarkDraft) -> None:
         if given is not None and given.value == draft.get(path):
             draft.honour(given.pointer)
         elif given is not None:
-            draft.note(given.pointer, f"{name} has no effect, as in Quark: the spec says symmetric={draft.get(path)}")
+            draft.note(given.pointer, f"{name} has no effect, as in Quark: the spec has symmetric={draft.get(path)}")
 
 
 def _external_data(draft: QuarkDraft, document: Mapping[str, Any]) -> None:
     at = below(draft.root, "use_external_data_format")
     given = document.get("use_external_data_format", False)
     if not isinstance(given, bool) and given is not None:
-        draft.problem(at, "must be true or false", BAD_VALUE)
+        draft.problem(at, "must be a boolean", BAD_VALUE)
     elif given:
-        draft.note(at, "use_external_data_format has no effect here: the size of the model decides")
+        draft.note(at, "use_external_data_format has no effect here: it is determined by the size of the model")
 
 
 def _global(draft: QuarkDraft, layer: Any, at: str) -> None:
     tensors = read_layer(draft, layer, at)
     if isinstance(layer, dict) and not {"input_tensors", "activation"} & set(layer):
-        draft.problem(at, "input_tensors are missing", BAD_VALUE)
+        draft.problem(at, "input_tensors is missing", BAD_VALUE)
     if isinstance(layer, dict) and "weight" not in layer:
         draft.problem(at, "weight is missing", BAD_VALUE)
     missing = Tensor("int8", True, "float32", "minmax", "per_tensor", at)
@@ -103,11 +103,12 @@ def _global(draft: QuarkDraft, layer: Any, at: str) -> None:
     draft.set("weight/granularity", weight.granularity, weight.pointer)
     if activation.granularity != "per_tensor":
         draft.problem(
-            activation.pointer, "activations have one scale per tensor; QuantGranularity.Channel is for weights"
+            activation.pointer,
+            "activations have one scale per tensor; QuantGranularity.Channel applies to weights only",
         )
     outputs = tensors.get("output_tensors")
     if outputs is not None and (outputs.dtype, outputs.symmetric) != (activation.dtype, activation.symmetric):
-        draft.problem(outputs.pointer, "output_tensors cannot differ from input_tensors for all nodes at once")
+        draft.problem(outputs.pointer, "output_tensors must be the same as input_tensors for all nodes")
     if "bias" in tensors:
         _set_bias(draft, tensors["bias"])
     draft.extended = not {activation.dtype, weight.dtype} <= {"int8", "uint8"}
@@ -117,7 +118,10 @@ def _global(draft: QuarkDraft, layer: Any, at: str) -> None:
 def _weight_method(draft: QuarkDraft, weight: Tensor) -> str:
     """Weights are calibrated by MinMax or MinMSE; Quark takes MinMax, too, where a spec says anything else."""
     if weight.method not in ("minmax", "mse"):
-        draft.note(weight.pointer, f"weights are calibrated by minmax, as in Quark: {weight.method} is for activations")
+        draft.note(
+            weight.pointer,
+            f"weights are calibrated by minmax, as in Quark: {weight.method} applies to activations only",
+        )
     return weight.method if weight.method in ("minmax", "mse") else "minmax"
 
 
@@ -130,7 +134,7 @@ def _set_bias(draft: QuarkDraft, bias: Tensor) -> None:
     if bias.dtype in _BIAS_TYPES:
         draft.set("bias/dtype", bias.dtype, bias.pointer)
     else:
-        draft.problem(bias.pointer, f"biases cannot be {bias.dtype}; known: {', '.join(_BIAS_TYPES)}")
+        draft.problem(bias.pointer, f"biases cannot be {bias.dtype}; supported: {', '.join(_BIAS_TYPES)}")
 
 
 def _layers(draft: QuarkDraft, entries: Any, at: str, *, op_types: bool = False) -> None:
@@ -199,7 +203,7 @@ def _algorithms(draft: QuarkDraft, entries: Any, at: str) -> None:
         if method is None:
             continue
         if method in draft.steps:
-            draft.problem(here, f"{name} stands there already, at {draft.steps[method].pointer}", BAD_VALUE)
+            draft.problem(here, f"{name} is given twice; the first is at {draft.steps[method].pointer}", BAD_VALUE)
         elif method in FINETUNINGS:
             ask_for_class(draft, method, here)
             read_class(draft, method, FINETUNE_SETTINGS, entry if isinstance(entry, dict) else {}, here)

@@ -1,4 +1,4 @@
-"""All keys of Quark's that are known: extra options by group, and the fields of QuantizationConfig."""
+"""All known Quark keys: extra options by group, and the fields of QuantizationConfig."""
 
 from __future__ import annotations
 
@@ -61,23 +61,31 @@ def _per_channel(draft: QuarkDraft, given: Given) -> None:
 def _external_data(draft: QuarkDraft, given: Given) -> None:
     draft.honour(given.pointer)
     if given.value:
-        draft.note(given.pointer, "use_external_data_format has no effect here: the size of the model decides")
+        draft.note(
+            given.pointer, "use_external_data_format has no effect here: it is determined by the size of the model"
+        )
 
 
 FIELDS: dict[str, Option] = {
     option.name: option
     for option in (
         honoured("calibrate_method", S, "CalibrationMethod.MinMax", "activation.calibration, *.scale", done),
-        honoured("quant_format", S, "QuantFormat.QDQ", "format", done, "extended formats as plain ones"),
+        honoured("quant_format", S, "QuantFormat.QDQ", "format", done, "extended formats are treated like plain ones"),
         honoured("activation_type", S, "QuantType.QInt8", "activation.dtype", done),
         honoured("weight_type", S, "QuantType.QInt8", "weight.dtype", done),
-        honoured("nodes_to_exclude", L, [], "exclude", done, "names, and patterns that begin with ^"),
+        honoured("nodes_to_exclude", L, [], "exclude", done, "names, and patterns that start with ^"),
         honoured("subgraphs_to_exclude", L, [], "exclude", done),
         honoured("per_channel", B, False, "weight.granularity", _per_channel),
         honoured("reduce_range", B, False, "weight.reduce_range"),
         honoured("use_dynamic_quant", B, False, "mode", done),
         Option(
-            "use_external_data_format", B, False, "no effect here", "", "the size of the model decides", _external_data
+            "use_external_data_format",
+            B,
+            False,
+            "no effect here",
+            "",
+            "determined by the size of the model",
+            _external_data,
         ),
         honoured(
             "include_cle",
@@ -85,12 +93,17 @@ FIELDS: dict[str, Option] = {
             True,
             "algorithms.cross_layer_equalization",
             switch(CLE),
-            "false where it is not given, as in QConfig; Quark 0.13 has true",
+            "default false, as in QConfig; in Quark 0.13 true",
         ),
         honoured("include_sq", B, False, "algorithms.smooth_quant", switch(SMOOTH_QUANT)),
         refused("include_rotation", B, False, pending("rotation")),
         honoured(
-            "include_auto_mp", B, False, "algorithms.mixed_precision", include_auto_mp, "as AutoMixprecision says"
+            "include_auto_mp",
+            B,
+            False,
+            "algorithms.mixed_precision",
+            include_auto_mp,
+            "with the settings of AutoMixprecision",
         ),
         honoured(
             "include_fast_ft",
@@ -98,10 +111,10 @@ FIELDS: dict[str, Option] = {
             False,
             "algorithms.adaround, algorithms.adaquant",
             include_fast_ft,
-            "the one that FastFinetune.OptimAlgorithm names",
+            "the algorithm of FastFinetune.OptimAlgorithm",
         ),
         honoured("enable_npu_transformer", B, False, "target", done),
-        no_effect("log_severity_level", S, None, "it is deprecated, in Quark too"),
+        no_effect("log_severity_level", S, None, "deprecated in Quark too"),
     )
 }
 

@@ -1,4 +1,4 @@
-"""Quark's options of selection and of the form of Q/DQ pairs."""
+"""Quark's options for node selection and for the structure of Q/DQ pairs."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from service.quark.draft import BAD_VALUE, Given, QuarkDraft
 from service.quark.option import B, D, L, Option, honoured, no_effect, refuse, refused, switched
 
 REGION = ("InputNodes", "OutputNodes")
-_BY_TARGET = "which nodes are quantized is decided by the target; the report names every node left in float"
+_BY_TARGET = "the target determines which nodes are quantized; the report names every node left in float"
 _ONE_PAIR = "every tensor has one Q/DQ pair, or none between a layer and the activation function fused with it"
-_INSIDE = "weights alone; activations inside stay in float"
-_OVERRIDES = "'overrides' choose types by node, activations and weights apart"
+_INSIDE = "weights only; activations in subgraphs stay in float"
+_OVERRIDES = "use 'overrides' to set types by node, separately for activations and weights"
 
 
 def names_of(draft: QuarkDraft, given: Given) -> list[str]:
     """The names in a list; a problem for each entry that is none."""
     for k, entry in enumerate(given.value):
         if not isinstance(entry, str) or not entry:
-            draft.problem(below(given.pointer, k), f"{given.name} must list names", BAD_VALUE)
+            draft.problem(below(given.pointer, k), f"{given.name} must be a list of names", BAD_VALUE)
     return [entry for entry in given.value if isinstance(entry, str) and entry]
 
 
@@ -38,7 +38,7 @@ def _region(draft: QuarkDraft, given: Given) -> None:
     names = {name: names_of(draft, draft.given[name]) if name in draft.given else [] for name in REGION}
     ends = names["InputNodes"], names["OutputNodes"]
     if given.value and not all(ends):
-        refuse(draft, given, "a region needs both InputNodes and OutputNodes")
+        refuse(draft, given, "a region requires both InputNodes and OutputNodes")
     elif given.value and given.name == "InputNodes":
         _only(draft, given, [{"from_nodes": ends[0], "to_nodes": ends[1]}])
     draft.honour(given.pointer)
@@ -48,7 +48,7 @@ def _only(draft: QuarkDraft, given: Given, selectors: list[dict[str, Any]]) -> N
     """Sets include; Quark quantizes what all of its lists name, include means what any of them names."""
     if draft.get("include"):
         other = draft.origins["include"]
-        refuse(draft, given, f"{other} selects already; only one way to select can be translated")
+        refuse(draft, given, f"nodes are already selected by {other}; only one kind of selection can be translated")
     else:
         draft.set("include", selectors, given.pointer)
 
@@ -59,8 +59,8 @@ def _constant_matmul(draft: QuarkDraft, given: Given) -> None:
             draft.set("target_options/matmul_constant_b_only", False, given.pointer)
         draft.honour(given.pointer)
     elif given.value != (draft.config.get("mode") == "dynamic"):
-        taken = "any operands" if given.value else "a constant operand alone"
-        refuse(draft, given, f"MatMul of {taken} is quantized; exclude nodes by name to leave them in float")
+        taken = "any operands" if given.value else "constant operands only"
+        refuse(draft, given, f"MatMul with {taken} is quantized; exclude nodes by name to leave them in float")
     else:
         draft.honour(given.pointer)
 
@@ -73,7 +73,7 @@ def _overrides(draft: QuarkDraft, given: Given) -> None:
             draft.problem(at, "must be a list of objects", BAD_VALUE)
         elif len(entries) != 1:
             draft.problem(
-                at, f"{len(entries)} entries for one tensor cannot be translated: a range holds for all of it"
+                at, f"{len(entries)} entries for one tensor cannot be translated: a tensor has a single range"
             )
         else:
             _range(draft, tensor, entries[0], below(at, 0))
@@ -86,7 +86,7 @@ def _range(draft: QuarkDraft, tensor: str, entry: dict[str, Any], at: str) -> No
             draft.problem(below(at, key), f"{key} of a single tensor cannot be translated: {_OVERRIDES}")
     if set(entry) != {"rmin", "rmax"}:
         if not set(entry) - {"rmin", "rmax"}:
-            draft.problem(at, "rmin and rmax are needed, both", BAD_VALUE)
+            draft.problem(at, "both rmin and rmax are required", BAD_VALUE)
         return
     draft.config.setdefault("tensor_ranges", {})[tensor] = {"minimum": entry["rmin"], "maximum": entry["rmax"]}
     for ours, theirs in (("minimum", "rmin"), ("maximum", "rmax")):
@@ -108,26 +108,24 @@ SELECTION_OPTIONS: tuple[Option, ...] = (
         None,
         "target_options.matmul_constant_b_only",
         _constant_matmul,
-        "for amd_npu_transformer; elsewhere where it says what the mode does anyway",
+        "for amd_npu_transformer; for other targets, only if it matches the default of the mode",
     ),
     no_effect("ForceQuantizeNoInputCheck", B, False, _BY_TARGET),
-    refused(
-        "OpTypesToExcludeOutputQuantization", L, [], "a quantized node's output cannot be left in float by a switch"
-    ),
-    refused("NodesToExcludeOutputQuantization", L, [], "a quantized node's output cannot be left in float by a switch"),
+    refused("OpTypesToExcludeOutputQuantization", L, [], "the output of a quantized node cannot be left in float"),
+    refused("NodesToExcludeOutputQuantization", L, [], "the output of a quantized node cannot be left in float"),
 )
 STRUCTURE_OPTIONS: tuple[Option, ...] = (
     refused(
         "AddQDQPairToWeight",
         B,
         None,
-        "weights are stored quantized, never in float behind a Q/DQ pair",
+        "weights are stored quantized, never in float before a Q/DQ pair",
         harmless=(False,),
     ),
     refused("DedicatedQDQPair", B, False, _ONE_PAIR),
     refused("DedicateDQNode", B, False, _ONE_PAIR),
     refused("EnableDualQuantNodePairs", B, False, _ONE_PAIR),
-    refused("QDQOpTypePerChannelSupportToAxis", D, {}, "the axis of per-channel weights is that of the outputs"),
+    refused("QDQOpTypePerChannelSupportToAxis", D, {}, "the axis of per-channel weights is always the output axis"),
     refused("RemoveQDQConvClip", B, True, _ONE_PAIR),
     refused("RemoveQDQConvRelu", B, True, _ONE_PAIR),
     refused("RemoveQDQConvLeakyRelu", B, True, _ONE_PAIR),
@@ -137,7 +135,7 @@ STRUCTURE_OPTIONS: tuple[Option, ...] = (
     refused("RemoveQDQInstanceNorm", B, False, _ONE_PAIR),
     refused("RemoveFusedQDQ", B, False, _ONE_PAIR),
     refused("RemoveQDQBetweenOps", L, None, _ONE_PAIR, harmless=([],)),
-    no_effect("UseQDQContribOps", B, False, "the operator set of the model decides which Q/DQ operators there are"),
+    no_effect("UseQDQContribOps", B, False, "the model's opset determines which Q/DQ operators are available"),
     no_effect("UseQDQVitisCustomOps", B, True, "custom operators are never written"),
     honoured("TensorQuantOverrides", D, {}, "tensor_ranges", _overrides, f"rmin and rmax only; {_OVERRIDES}"),
     refused("MixedPrecisionTensor", D, {}, _OVERRIDES),
@@ -158,7 +156,7 @@ def exclude(draft: QuarkDraft, entries: Any, at: str, *, subgraphs: bool = False
         return
     for k, entry in enumerate(entries):
         if subgraphs and isinstance(entry, str):
-            draft.problem(below(at, k), "must be a sub-graph: [[first nodes], [last nodes]]", BAD_VALUE)
+            draft.problem(below(at, k), "must be a subgraph: [[first nodes], [last nodes]]", BAD_VALUE)
             continue
         selector = selector_of(draft, entry, below(at, k))
         if selector is not None:
@@ -202,6 +200,6 @@ def _pattern(draft: QuarkDraft, pattern: str, at: str) -> dict[str, Any] | None:
         draft.problem(at, f"not a regular expression: {error}", BAD_VALUE)
         return None
     if ".*" not in pattern:
-        draft.problem(at, "a pattern has to contain '.*'; without it Quark, too, takes no notice of it", BAD_VALUE)
+        draft.problem(at, "a pattern must contain '.*'; otherwise it is ignored (in Quark too)", BAD_VALUE)
         return None
     return {"regex": f".*(?:{pattern}).*" if "|" in pattern else f"(?:{pattern}).*"}

@@ -1,4 +1,4 @@
-"""QTensorConfig and QLayerConfig: how tensors are represented, in Quark's words."""
+"""QTensorConfig and QLayerConfig: Quark's specs of tensors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def read_layer(draft: QuarkDraft, layer: Any, at: str) -> dict[str, Tensor]:
         draft.problem(at, "must be an object with input_tensors and weight", BAD_VALUE)
         return {}
     if layer.get("activation") is not None and layer.get("input_tensors") is not None:
-        draft.problem(below(at, "activation"), "give input_tensors or its older name activation, not both", BAD_VALUE)
+        draft.problem(
+            below(at, "activation"), "give either input_tensors or its older name activation, not both", BAD_VALUE
+        )
     tensors = {}
     for key, spec in layer.items():
         if key not in _LAYER_KEYS:
@@ -64,12 +66,12 @@ def read_tensor(draft: QuarkDraft, spec: Any, at: str) -> Tensor | None:
             unknown(draft, key, below(at, key), _TENSOR_KEYS)
     symmetric = fields.get("symmetric", defaults.symmetric)
     if not isinstance(symmetric, bool):
-        draft.problem(below(at, "symmetric"), "symmetric must be true or false", BAD_VALUE)
+        draft.problem(below(at, "symmetric"), "symmetric must be a boolean", BAD_VALUE)
         symmetric = True
     granularity = _word(draft, fields, "quant_granularity", GRANULARITIES, "QuantGranularity.Tensor", at)
     if granularity == "group":
         where = below(at, "quant_granularity")
-        draft.problem(where, "Group has no effect in Quark; 'weight.granularity' per_block is what it may mean")
+        draft.problem(where, "Group has no effect in Quark; 'weight.granularity' per_block may be what you need")
     return Tensor(
         DATA_TYPES[defaults.data_type],
         symmetric,

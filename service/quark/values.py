@@ -1,4 +1,4 @@
-"""The words of Quark's enumerations and specs, and ours for them."""
+"""Values of Quark's enumerations and specs, and their Quantmill equivalents."""
 
 from __future__ import annotations
 
@@ -203,8 +203,8 @@ _FAMILIES = {
     "bfp": ("bfp", *_BFP_FORMATS.values(), *_MICRO_FORMATS.values()),
     "mx": ("mx", *_MX_FORMATS.values()),
 }
-_SCALED = "float16 and bfloat16 tensors are rounded as they are, without a scale"
-_WIDENED = "a float16 model is computed on in float32, and scales are float32"
+_SCALED = "float16 and bfloat16 tensors are rounded directly, without a scale"
+_WIDENED = "float16 models are computed in float32, and scales are float32"
 
 
 def _power_of_two(draft: QuarkDraft, given: Given) -> None:
@@ -226,7 +226,7 @@ def _block_attributes(draft: QuarkDraft, given: Given, defaults: dict[str, Any])
             unknown(draft, key, at, defaults)
             good = False
         elif key not in ("bit_width", "element_dtype") and (value != defaults[key] or isinstance(value, bool)):
-            draft.problem(at, f"{key} {value!r} cannot be translated: it is always {defaults[key]!r}")
+            draft.problem(at, f"{key} {value!r} cannot be translated: it must be {defaults[key]!r}")
             good = False
     return good
 
@@ -248,13 +248,13 @@ def _resolve(draft: QuarkDraft, given: Given, family: str, formats: dict[Any, st
     dtype = formats.get(value) if isinstance(value, int | str) else None
     if dtype is None:
         words = ", ".join(map(str, formats))
-        draft.problem(below(given.pointer, key), f"{key} {value!r} cannot be translated; known: {words}")
+        draft.problem(below(given.pointer, key), f"{key} {value!r} cannot be translated; supported: {words}")
         return
     concerned = [side for side in ("activation", "weight") if draft.get(f"{side}/dtype") in _FAMILIES[family]]
     for side in concerned:
         if draft.get(f"{side}/dtype") not in (family, dtype):
             found = draft.get(f"{side}/dtype")
-            draft.problem(given.pointer, f"{given.name} describe {dtype}, the {side} type is {found}", BAD_VALUE)
+            draft.problem(given.pointer, f"{given.name} specifies {dtype}, but the {side} type is {found}", BAD_VALUE)
             return
         draft.set(f"{side}/dtype", dtype, given.pointer)
     if concerned:
@@ -267,7 +267,7 @@ def _follows(draft: QuarkDraft, given: Given) -> None:
     if given.value:
         draft.honour(given.pointer)
     else:
-        refuse(draft, given, "the scale of an int32 bias is always that of the input times that of the weight")
+        refuse(draft, given, "the scale of an int32 bias is always the input scale times the weight scale")
 
 
 _INT16 = switched({"activation/scale": "int16", "weight/scale": "int16"})
@@ -280,20 +280,22 @@ NUMERIC_OPTIONS: tuple[Option, ...] = (
         _INT16,
     ),
     honoured("UsePowerOf2Scale", B, True, "activation.scale, weight.scale", _power_of_two),
-    honoured("BFPAttributes", D, None, "activation.dtype, weight.dtype", _bfp, "those of BFP16, MX4, MX6 and MX9"),
+    honoured("BFPAttributes", D, None, "activation.dtype, weight.dtype", _bfp, "attributes of BFP16, MX4, MX6 and MX9"),
     honoured("MXAttributes", D, None, "activation.dtype, weight.dtype", _mx, "axis 1, block_size 32, rounding_mode 2"),
-    honoured("QuantizeBias", B, True, "bias.dtype", done, "beside float and block types biases stay float32"),
-    honoured("Int32Bias", B, None, "bias.dtype", done, "false: int8, or int16 beside 16-bit weights"),
-    honoured("Int16Bias", B, False, "bias.dtype", done, "on a grid of its own; Quark clips the int32 values"),
+    honoured("QuantizeBias", B, True, "bias.dtype", done, "with float and block types, biases stay float32"),
+    honoured("Int32Bias", B, None, "bias.dtype", done, "false: int8, or int16 with 16-bit weights"),
+    honoured("Int16Bias", B, False, "bias.dtype", done, "with its own scale; Quark clips the int32 values"),
     Option("AdjustBiasScale", B, True, "honoured", "", "true only: scales of int32 biases always fit", _follows),
-    no_effect("AdjustWeightScaleForInt32Bias", B, False, "a weight's scale is raised wherever its bias would overflow"),
-    no_effect("UseUnsignedReLU", B, False, "Quark reads it and makes no use of it"),
+    no_effect(
+        "AdjustWeightScaleForInt32Bias", B, False, "the scale of a weight is increased if its bias would overflow"
+    ),
+    no_effect("UseUnsignedReLU", B, False, "Quark reads it but does not use it"),
     no_effect("QuantizeFP16", B, None, _WIDENED),
     no_effect("UseFP32Scale", B, None, _WIDENED),
     refused("ActivationScaled", B, False, _SCALED),
     refused("WeightScaled", B, False, _SCALED),
-    refused("BF16WithClip", B, False, "values beyond bfloat16's range are not clipped by a node of their own"),
-    no_effect("BF16QDQToCast", B, False, "bfloat16 is rounded by standard operators in any case, never by custom ones"),
+    refused("BF16WithClip", B, False, "values outside bfloat16's range are not clipped by a separate node"),
+    no_effect("BF16QDQToCast", B, False, "bfloat16 is always rounded by standard operators, never by custom ones"),
     refused("EnableVaimlBF16", B, False, "there is no target for the VAIML compiler"),
-    refused("RefineBlockAxis", B, True, "blocks always lie along the axis that a layer sums over"),
+    refused("RefineBlockAxis", B, True, "blocks are always along the axis that a layer sums over"),
 )

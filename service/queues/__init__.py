@@ -1,1 +1,1 @@
-"""Queues: what waits in them, what runs, and who takes it."""
+"""Queues: queued jobs, running jobs, and workers."""

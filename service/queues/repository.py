@@ -1,4 +1,4 @@
-"""Statements about queues, each one pass over an index of jobs that have not ended, and about workers."""
+"""SQL statements for queues and workers, each a single pass over an index of jobs that have not ended."""
 
 from __future__ import annotations
 

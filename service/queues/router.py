@@ -1,4 +1,4 @@
-"""HTTP face of the queues."""
+"""HTTP routes of queues."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ router = APIRouter(prefix="/v1/queues", tags=["queues"])
 @router.get("", dependencies=[Depends(get_principal), Depends(only_parameters())])
 @reading
 def list_queues(app: AppDep) -> QueueList:
-    """What waits in each queue, what runs, and how many slots there are for it."""
+    """List the queues with their queued jobs, running jobs and slots."""
     return QueueList(items=service.all_queues(app))

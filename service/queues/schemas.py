@@ -1,4 +1,4 @@
-"""Queues as seen over HTTP."""
+"""API schemas of queues."""
 
 from __future__ import annotations
 
@@ -6,42 +6,46 @@ from pydantic import BaseModel, Field
 
 
 class QueuedOut(BaseModel):
-    """Jobs that wait."""
+    """Queued jobs."""
 
-    due: int = Field(description="That may start now, and wait for a slot.")
-    delayed: int = Field(description="That may only start later, such as after a crash.")
+    due: int = Field(description="Jobs that can start now and are waiting for a slot.")
+    delayed: int = Field(description="Jobs that can only start later, for example after a crash.")
 
 
 class SlotsOut(BaseModel):
-    """Slots of the workers that are alive."""
+    """Slots of the live workers."""
 
-    total: int = Field(description="Jobs that they run at a time. A worker of several queues counts in each of them.")
-    busy: int = Field(description="Of these, those that run a job now, of whatever queue.")
+    total: int = Field(
+        description="Number of jobs that the workers can run at a time. A worker of several queues counts in each of "
+        "them."
+    )
+    busy: int = Field(description="Slots that are currently running a job, from any queue.")
     free: int
 
 
 class QueueOut(BaseModel):
-    """A queue. Its figures are of one moment, over all tenants."""
+    """A queue, with its current figures for all tenants."""
 
     name: str
     queued: QueuedOut
     running: int
     oldest_due_age_seconds: float | None = Field(
-        description="For how long the job has waited that may start for the longest time; null where none is due."
+        description="Seconds that the oldest job that can start now has been waiting; null if there is none."
     )
-    workers: int = Field(description="That were seen within the last minute and take jobs of this queue.")
+    workers: int = Field(description="Workers of this queue that were seen within the last minute.")
     deaf_workers: int = Field(
-        description="Of these, those that no message reaches although jobs were released to them; they end soon."
+        description="Workers of this queue that receive no messages although jobs were released to them; they will "
+        "end soon."
     )
     slots: SlotsOut
     # A service of an older version says nothing of these.
     wanted_slots: int = Field(
         default=0,
-        description="For autoscalers: jobs that run, or are due and would run if there were slots enough, as far as "
-        "their tenants' limits of running jobs let them.",
+        description="Number of slots needed, for autoscalers: running jobs plus jobs that could start now if there "
+        "were enough slots, within their tenants' limits of running jobs.",
     )
     waited_seconds: float = Field(
-        default=0.0, description="For how long the first of those that are due has waited; 0 where there is none."
+        default=0.0, description="Seconds that the first job that can start now has been waiting; 0 if there is none."
     )
 
 

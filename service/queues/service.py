@@ -1,4 +1,4 @@
-"""Queues, and who works on them, as a dashboard or an autoscaler wants to know them."""
+"""Figures of queues and their workers, for dashboards and autoscalers."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Quotas: what a tenant may use, counted so that nobody gets more by asking at once."""
+"""Quotas: limits per tenant, enforced also for concurrent requests."""

@@ -1,4 +1,4 @@
-"""Limits of pace by API process: token buckets, streams, arriving bytes; and the room a tenant has for files.
+"""Rate limits per API process: token buckets, streams, incoming bytes; and a tenant's storage left for files.
 
 The headers are those of draft-ietf-httpapi-ratelimit-headers.
 """
@@ -135,7 +135,7 @@ class RateMeter:
         if wait:
             raise RateError(
                 f"More than {bucket.rate:g} requests per second on average.",
-                hint="Ask less often: ?wait= and event streams tell what is new without being asked again.",
+                hint="Send fewer requests: use ?wait= or event streams instead of polling.",
                 retry_after_seconds=wait,
                 quota="requests_per_second",
                 limit=bucket.rate,

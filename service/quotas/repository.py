@@ -1,4 +1,4 @@
-"""Statements about tenants' limits and what they use."""
+"""SQL statements for limits and usage of tenants."""
 
 from __future__ import annotations
 

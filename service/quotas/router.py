@@ -1,4 +1,4 @@
-"""HTTP face of quotas: one's own, and for operators those of all tenants."""
+"""HTTP routes of quotas: the own one, and all tenants' for operators."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ Tenant = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="The 
 
 @router.get("/v1/quota")
 async def get_quota(app: AppDep, principal: PrincipalDep) -> TenantOut:
-    """What the key's tenant may use, and uses."""
+    """Get the quota and the usage of your tenant."""
     return await app.reads.run(lambda: get(app, principal.tenant_id))
 
 
 @router.get("/v1/tenants/{tenant}")
 async def get_tenant(tenant: Tenant, app: AppDep, _: PrincipalDep) -> TenantOut:
-    """What a tenant may use, and uses. For operators."""
+    """Get the quota and the usage of a tenant. Requires an operator key."""
     return await app.reads.run(lambda: get(app, tenant))
 
 
 @router.put("/v1/tenants/{tenant}/quota")
 async def set_tenant_quota(tenant: Tenant, body: Quota, app: AppDep, principal: PrincipalDep) -> TenantOut:
-    """Set the tenant's own limits, in place of all that were set before; what is left out is the default's.
+    """Set a tenant's own limits. They replace all limits set before; omitted limits use the default.
 
-    For operators.
+    Requires an operator key.
 
-    Every API process heeds them within five seconds.
+    Every API process applies them within five seconds.
     """
     return await app.writes.run(lambda: set_quota(app, principal, tenant, body))

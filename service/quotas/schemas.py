@@ -1,4 +1,4 @@
-"""A tenant's limits as they are shown and set, and the errors of who wants more."""
+"""API schemas and errors of quotas."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from service.contracts.quota import Quota
 
 
 class UsageOut(BaseModel):
-    """What a tenant uses at this moment, by the names of the limits."""
+    """Current usage of a tenant, by name of the limit."""
 
     stored_bytes: int
     jobs_queued: int
@@ -22,11 +22,13 @@ class UsageOut(BaseModel):
 
 
 class TenantOut(BaseModel):
-    """One tenant."""
+    """A tenant with its quota and usage."""
 
     tenant: str
-    quota: Quota = Field(description="What it may use.")
-    own: dict[str, Any] = Field(description="What of this was set for it; the rest is the installation's default.")
+    quota: Quota = Field(description="Limits that apply to the tenant.")
+    own: dict[str, Any] = Field(
+        description="Limits set for this tenant; for all others, the default of the installation applies."
+    )
     usage: UsageOut
 
 
@@ -45,14 +47,15 @@ class _TooMuchError(HttpError, status=429):
         return {"Retry-After": str(max(1, math.ceil(self.retry_after_seconds)))}
 
 
-class QuotaError(_TooMuchError, code="quota-exceeded", title="The quota is used up"):
-    """The tenant has or does as much as its quota allows; nothing was stored."""
+class QuotaError(_TooMuchError, code="quota-exceeded", title="Quota exceeded"):
+    """The tenant has reached a limit of its quota; nothing was stored."""
 
     def __init__(self, name: str, limit: float, used: float, wanted: int = 1, *, retry_after_seconds: float) -> None:
-        more = "" if wanted == 1 else f"; this asks for {wanted} more"
+        more = "" if wanted == 1 else f"; this request needs {wanted} more"
         super().__init__(
-            f"The quota {name} is {_plain(limit)}, and {_plain(used)} are used{more}.",
-            hint="Wait until some are free, or ask the operator to raise it with PUT /v1/tenants/{tenant}/quota.",
+            f"The quota {name} is {_plain(limit)}, of which {_plain(used)} are in use{more}.",
+            hint="Wait until some are free again, or ask the operator to raise the quota with PUT "
+            "/v1/tenants/{tenant}/quota.",
             retry_after_seconds=retry_after_seconds,
             quota=name,
             limit=limit,
@@ -60,13 +63,13 @@ class QuotaError(_TooMuchError, code="quota-exceeded", title="The quota is used 
         )
 
 
-class LargerThanQuotaError(HttpError, code="larger-than-quota", title="The file is larger than the quota", status=413):
-    """A file that the tenant may not have however much it deletes; nothing was stored."""
+class LargerThanQuotaError(HttpError, code="larger-than-quota", title="File larger than quota", status=413):
+    """The file is larger than the tenant's total storage quota; nothing was stored."""
 
     def __init__(self, name: str, limit: int, wanted: int) -> None:
         super().__init__(
-            f"The quota {name} is {limit} bytes; this file has {wanted}.",
-            hint="Send a smaller file, or ask the operator to raise it with PUT /v1/tenants/{tenant}/quota.",
+            f"The quota {name} is {limit} bytes, but this file has {wanted} bytes.",
+            hint="Send a smaller file, or ask the operator to raise the quota with PUT /v1/tenants/{tenant}/quota.",
             quota=name,
             limit=limit,
             wanted=wanted,
@@ -79,4 +82,4 @@ def _plain(number: float) -> str:
 
 
 class RateError(_TooMuchError, code="rate-limited", title="Too many requests"):
-    """The tenant sends more requests than it may; this one was not looked at."""
+    """The tenant exceeded its request rate; the request was not processed."""

@@ -1,4 +1,4 @@
-"""Whether a tenant may have more: asked in the transaction that gives it, so that two cannot take the last."""
+"""Quota checks in the transaction that uses the quota, so that concurrent requests cannot exceed it."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def names(session: Session) -> list[str]:
 def set_quota(session: Session, by: Principal, tenant_id: str, own: Quota) -> None:
     """Set the tenant's own limits, in place of all that were set before."""
     repository.set_quota(session, tenant_id, own.model_dump(exclude_unset=True))
-    note(session, by, "tenant.set_quota", tenant_id)
+    note(session, by, "tenant.set_quota", tenant_id, tenant_id=tenant_id)
 
 
 def _refuse_beyond(name: str, limit: int, used: int, wanted: int, retry_after_seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Schedules: jobs that are submitted by the clock, and judged against what was accepted before.
+"""Schedules: jobs submitted by cron expressions, and compared with an accepted baseline.
 
 ``times`` says when one is due; ``firing`` submits what is due, once; ``settling`` judges what has ended.
 """

@@ -1,4 +1,4 @@
-"""What the regression gate judges by: figures of a run's report, and of those that it is compared with."""
+"""Figures that the regression gate compares: a run's report, and the reports of its baselines."""
 
 from __future__ import annotations
 
@@ -79,21 +79,23 @@ def _compared(
     but = run.job_id or ""
     if isinstance(baseline, LastPass):
         if schedule.last_pass_job_id is None:
-            return BaselineFigures(None, "No job of this schedule was accepted before.", is_first=True)
+            return BaselineFigures(None, "This schedule has not accepted any job yet.", is_first=True)
         model_id = jobs.get(session, schedule.tenant_id, schedule.last_pass_job_id).model_id
         others = [] if model_id is None else _newest(session, run, model_id, but, schedule.last_pass_job_id)
         return _measured(session, schedule, [schedule.last_pass_job_id, *others], own)
     model = _model_of_alias(session, run, baseline.alias)
     if model is None:
-        told = f"The model's name has no alias {baseline.alias!r}"
+        told = f"The model name has no alias {baseline.alias!r}"
         if baseline.alias == schedule.promote_to:
-            return BaselineFigures(None, f"{told} yet, which this schedule gives.", is_first=True)
-        return BaselineFigures(None, f"{told}. Set it with PUT /v1/models/NAME@VERSION/aliases/{baseline.alias}.")
+            return BaselineFigures(None, f"{told} yet; this schedule sets it when a run passes.", is_first=True)
+        return BaselineFigures(
+            None, f"{told}. Assign it to a version with PUT /v1/models/NAME@VERSION/aliases/{baseline.alias}."
+        )
     accepted = repository.last_accepted(session, run.tenant_id, schedule.id, model.id)
     found = [*([] if accepted is None else [accepted]), *_newest(session, run, model.id, but, accepted)]
     if not found:
-        named = f"{model.name}@{model.version}, which is {baseline.alias}"
-        told = f"No job that was not refused has quantized {named}. Submit one for it, measured on the same data."
+        named = f"{model.name}@{model.version} (alias {baseline.alias})"
+        told = f"No accepted quantize job exists for {named}. Submit one that is evaluated on the same data."
         return BaselineFigures(None, told)
     return _measured(session, schedule, found, own)
 
@@ -125,7 +127,7 @@ def _measured(session: Session, schedule: JobSchedule, job_ids: Sequence[str], o
         if evidence is not None and evidence.side.measured_on == own.side.measured_on:
             return BaselineFigures(evidence)
         first = first or BaselineFigures(
-            evidence, None if evidence else f"There is no report of the job {job_id} (any more)."
+            evidence, None if evidence else f"The report of job {job_id} does not exist or was deleted."
         )
     return first or BaselineFigures(None, "There is no job to compare with.")
 

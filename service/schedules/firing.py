@@ -1,4 +1,4 @@
-"""What is due is dealt with: a job is submitted, or it is written down why not; once, however many do this at a time.
+"""Handles due schedules: submits a job or records why not; exactly once, with any number of reconcilers.
 
 All that takes computing is done before the transaction. That begins by taking the due time from the schedule, which one
 alone can do, and ends with the job, the run and what is told of it all there, or none of it.
@@ -64,9 +64,9 @@ def prepared(session: Session, settings: Settings, schedule: JobSchedule) -> Sub
     except ValidationError as error:
         problems = field_problems(error, JobCreate)
         raise InvalidRequestError(
-            f"The template is no longer accepted: {problem_summary(problems)}",
+            f"The template is no longer valid: {problem_summary(problems)}",
             errors=problems,
-            hint=f"Change it with PATCH /v1/schedules/{schedule.id}.",
+            hint=f"Update it with PATCH /v1/schedules/{schedule.id}.",
         ) from None
     return checked_submission(session, settings, schedule.tenant_id, body)
 
@@ -168,13 +168,17 @@ def _fired(
 def _kept_from(schedule: JobSchedule, attempt: Attempt) -> dict[str, Any] | None:
     """What a run is that submits no job; None: nothing is in its way but the schedule's last one."""
     if attempt.misfired:
-        return {"state": "skipped", "reason": "misfire", "detail": "No reconciler ran when it was due."}
+        return {
+            "state": "skipped",
+            "reason": "misfire",
+            "detail": "No reconciler was running when the schedule was due.",
+        }
     if attempt.refusal is not None:
         return _refused(attempt.refusal)
     given = attempt.submission
     if given is None or not schedule.skip_unchanged or given.job.fingerprint != schedule.last_pass_fingerprint:
         return None
-    told = f"Nothing has changed since the job {schedule.last_pass_job_id}, which was accepted."
+    told = f"Nothing has changed since job {schedule.last_pass_job_id}, which was accepted."
     return {"state": "skipped", "reason": "unchanged", "detail": told, **_of(given)}
 
 
@@ -196,10 +200,10 @@ def _submitted(
     live = repository.live_jobs(session, schedule.tenant_id, open_runs)
     waits = any(run.state == "waiting" for run in open_runs)
     if schedule.overlap == "skip" and live:
-        told = f"The job {live[0]} had not ended."
+        told = f"Job {live[0]} had not ended."
         return repository.add_run(session, schedule, **about, state="skipped", reason="overlap", detail=told), None
     if schedule.overlap == "queue" and waits:
-        told = "Another run waited already."
+        told = "Another run was already waiting."
         return repository.add_run(session, schedule, **about, state="skipped", reason="overlap", detail=told), None
     if schedule.overlap == "queue" and open_runs:
         return repository.add_run(session, schedule, **about, **_of(given), state="waiting", reason="overlap"), None

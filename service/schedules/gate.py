@@ -1,4 +1,4 @@
-"""The regression gate judges: clause by clause, and all together. Nothing that is not known counts as good."""
+"""The regression gate: judged clause by clause, then in total. Undecided clauses never count as met."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from service.schedules.evidence import BaselineFigures, GateFigures, JobFigures
 # Of figures that went through decimal numbers.
 _TOLERANCE = 1e-9
 OTHER_DATA = (
-    "The two were not measured on the same data. Quantize the baseline's version once more with this evaluation data: "
-    "its job is then what the next run is compared with."
+    "The two models were not evaluated on the same data. Quantize the baseline's version again with this "
+    "evaluation data; the next run is then compared with that job."
 )
 Pair = Callable[[Side, Side], Paired]
 
@@ -71,7 +71,7 @@ def _accepts(result: ClauseResult, on_undecided: OnUndecided) -> bool:
 
 def _words(result: ClauseResult) -> str:
     about = result.kind if result.metric is None else f"{result.kind} of {result.metric}"
-    return f"{about}: {'undecided' if result.holds is None else 'does not hold'}; {result.reason}"
+    return f"{about}: {'undecided' if result.holds is None else 'not met'}; {result.reason}"
 
 
 def _clause(clause: Clause, own: JobFigures, compared: BaselineFigures, pair: Pair) -> ClauseResult:
@@ -89,18 +89,18 @@ def _drop(clause: MaxDrop, own: JobFigures, other: JobFigures) -> ClauseResult:
     figures, before = own.metrics.get(clause.metric), other.metrics.get(clause.metric)
     if figures is None or before is None:
         whose = own if figures is None else other
-        return _result(clause, other, f"The report of the job {whose.job_id} has no metric {clause.metric!r}.")
+        return _result(clause, other, f"The report of job {whose.job_id} has no metric {clause.metric!r}.")
     if figures.quantized is None or before.quantized is None:
-        return _result(clause, other, "The metric is undefined for one of the two.")
+        return _result(clause, other, "The metric is undefined in one of the two reports.")
     if (figures.unit, figures.better) != (before.unit, before.better):
-        return _result(clause, other, "The two reports mean different metrics by this name.")
+        return _result(clause, other, "The metric of this name is defined differently in the two reports.")
     if own.side.measured_on is None or own.side.measured_on != other.side.measured_on:
         return _result(clause, other, OTHER_DATA, figures=_Figures(baseline_value=before.quantized))
     drop = before.quantized - figures.quantized
     drop = drop if figures.better == "higher" else -drop
     holds = _at_most(drop, clause.max_drop)
     unit = "points" if figures.unit == "%" else figures.unit
-    told = f"worse by {drop:.6g} {unit}".rstrip() + f", {clause.max_drop:.6g} are allowed."
+    told = f"worse by {drop:.6g} {unit}".rstrip() + f"; the maximum is {clause.max_drop:.6g}."
     return _result(
         clause,
         other,
@@ -124,8 +124,8 @@ def _significance(clause: NotSignificantlyWorse, own: JobFigures, other: JobFigu
     worse = pairing.significantly_worse(clause.alpha)
     counts = pairing.counts
     told = (
-        f"worse by {pairing.drop_percent:.6g} points: of {counts.samples} samples {counts.lost} are right no more, "
-        f"{counts.won} are now, p = {pairing.p_value:.3g}."
+        f"worse by {pairing.drop_percent:.6g} points: of {counts.samples} samples, {counts.lost} changed "
+        f"from correct to wrong and {counts.won} from wrong to correct, p = {pairing.p_value:.3g}."
     )
     return _result(
         clause,
@@ -149,12 +149,19 @@ def _metric_significance(
     wanted = [clause.metric] if clause.metric is not None else list(own.metrics)
     name = next((name for name in wanted if name in found.metrics and name in own.metrics), None)
     if name is None:
-        kept = found.reason if not found.metrics else "The two do not both keep results by sample of the metric."
+        kept = (
+            found.reason
+            if not found.metrics
+            else "At least one of the two reports has no per-sample results for the metric."
+        )
         return _result(clause, other, kept, figures=_Figures(metric=clause.metric))
     figures, before = own.metrics[name], other.metrics.get(name)
     if before is None or (figures.unit, figures.better) != (before.unit, before.better):
         return _result(
-            clause, other, "The two reports mean different metrics by this name.", figures=_Figures(metric=name)
+            clause,
+            other,
+            "The metric of this name is defined differently in the two reports.",
+            figures=_Figures(metric=name),
         )
     drop = found.metrics[name].drop(figures.better)
     worse = drop.difference > 0 and drop.p_value <= clause.alpha
@@ -178,7 +185,7 @@ def _metric_significance(
 def _size(clause: SizeRatio, own: JobFigures, other: JobFigures) -> ClauseResult:
     ratio = own.size_bytes / other.size_bytes
     holds = _at_most(ratio, clause.max_ratio)
-    told = f"{own.size_bytes} bytes are {ratio:.6g} times the {other.size_bytes} of the baseline."
+    told = f"{own.size_bytes} bytes is {ratio:.6g} times the baseline's {other.size_bytes} bytes."
     return _result(
         clause,
         other,
@@ -191,10 +198,13 @@ def _size(clause: SizeRatio, own: JobFigures, other: JobFigures) -> ClauseResult
 def _latency(clause: LatencyRatio, own: JobFigures, other: JobFigures) -> ClauseResult:
     now, before = own.latency, other.latency
     if now is None or before is None or before.ratio <= 0 or before.ratio_interval.low <= 0:
-        return _result(clause, other, "One of the two was not timed.")
+        return _result(clause, other, "Latency was not measured for one of the two models.")
     ratio = now.ratio / before.ratio
     holds = _at_most(ratio, clause.max_ratio)
-    told = f"{now.ratio:.4g} times the float model's latency are {ratio:.4g} times the baseline's {before.ratio:.4g}."
+    told = (
+        f"latency is {now.ratio:.4g} times that of the float model; this ratio is {ratio:.4g} times the "
+        f"baseline's {before.ratio:.4g}."
+    )
     # as wide as both intervals allow
     spread = Interval(
         low=now.ratio_interval.low / before.ratio_interval.high,

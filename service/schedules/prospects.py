@@ -1,4 +1,4 @@
-"""What a schedule's gate names, held against what is there when it is made: a gate that can never hold is no gate.
+"""Validates a schedule's gate when it is created: names that do not exist, clauses that can never be met.
 
 Refused is what no run to come could mend: a metric that no report of the template's config has, a job that has no
 report and will have none. An alias could be made later, but one that is not there is a slip of the pen more often: it
@@ -26,8 +26,8 @@ from service.names.kinds import DATASETS, MODELS
 from service.names.repository import look_up
 
 _HINT = (
-    "Create aliases with PUT /v1/models/NAME@VERSION/aliases/ALIAS; declare metrics under config.evaluation.metrics of "
-    "the template."
+    "Use existing names: create an alias with PUT /v1/models/NAME@VERSION/aliases/ALIAS, declare metrics "
+    "under config.evaluation.metrics of the template."
 )
 _WITHOUT_REPORT = frozenset({"failed", "canceled"})
 
@@ -107,7 +107,7 @@ def _look_at_baseline(
         if alias_of(session, MODELS, tenant_id, name, baseline.alias) is None:
             there = names.alias_words(session, MODELS, tenant_id, name)
             near = nearest_name(baseline.alias, there)
-            told = f"did you mean {near!r}?" if near else f"it has {', '.join(there) or 'none'}"
+            told = f"did you mean {near!r}?" if near else f"its aliases: {', '.join(there) or 'none'}"
             place = f"{pointer}/alias" if below else pointer
             found.wrong(place, "alias-not-found", f"{name!r} has no alias {baseline.alias!r}; {told}")
     elif isinstance(baseline, OfJob):
@@ -122,15 +122,17 @@ def _look_at_job(session: Session, tenant_id: str, found: _GateProblems, place: 
         found.wrong(place, error.code, error.detail)
         return
     if job.kind != "quantize":
-        found.wrong(place, "job-kind", f"the job {job_id} is none that quantizes ({job.kind})")
+        found.wrong(place, "job-kind", f"job {job_id} is not a quantize job (kind {job.kind})")
     elif job.state in _WITHOUT_REPORT:
         found.wrong(
             place,
             "job-without-report",
-            f"the job {job_id} has {'failed' if job.state == 'failed' else 'been canceled'} and has no report",
+            f"job {job_id} {'failed' if job.state == 'failed' else 'was canceled'} and has no report",
         )
     elif job.state != "succeeded":
-        found.odd(f"The job {job_id} has not ended: until it has succeeded, clauses against it are undecided.")
+        found.odd(
+            f"Job {job_id} has not ended: gate clauses that compare with it are undecided until it has succeeded."
+        )
 
 
 def _look_at_metric(
@@ -140,14 +142,14 @@ def _look_at_metric(
     known = declared or list(DEFAULT_METRICS)
     if metric not in known:
         near = nearest_name(metric, known)
-        told = f"did you mean {near!r}?" if near else f"they have {', '.join(known)}"
+        told = f"did you mean {near!r}?" if near else f"their metrics: {', '.join(known)}"
         if metric == AGREEMENT:
-            told = "it tells of the model's own float model, so declare a metric to compare versions by"
+            told = "it compares a model with its own float model; declare a metric to compare versions"
         found.wrong(pointer, "metric-unknown", f"reports of this config have no metric {metric!r}; {told}")
     elif not declared and (data is None or not data.has_classes):
         found.odd(
-            f"The data that the models are compared on has no class labels now: {metric} would be in no report, "
-            f"and clauses about it undecided."
+            "The data that the models are compared on currently has no class labels: reports will not "
+            f"contain {metric}, and clauses about it will be undecided."
         )
 
 

@@ -1,4 +1,4 @@
-"""Statements about schedules and their runs. Whoever changes a run holds its schedule (``lock``, ``claim``)."""
+"""SQL statements for schedules and runs. Writers of a run lock its schedule (``lock``, ``claim``)."""
 
 from __future__ import annotations
 

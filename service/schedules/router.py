@@ -1,4 +1,4 @@
-"""HTTP face of schedules."""
+"""HTTP routes of schedules."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ router = APIRouter(route_class=ThreadedBodyRoute, prefix="/v1/schedules", tags=[
 async def create_schedule(
     body: ScheduleCreate, app: AppDep, principal: PrincipalDep, idempotency_key: IdempotencyHeader = None
 ) -> Response:
-    """Have a job submitted by the clock. Its template is checked now, and whenever it is due."""
+    """Create a schedule (cron) that submits jobs. The template is validated now, and each time the schedule is due."""
     answer = await app.writes.run(lambda: service.create(app, principal, body, key=idempotency_key))
     return answer.response()
 
 
 @router.get("", dependencies=[Depends(only_parameters("limit", "cursor"))])
 async def list_schedules(app: AppDep, principal: PrincipalDep, page: PageDep) -> Page[ScheduleListed]:
-    """Schedules, newest first, without their templates."""
+    """List schedules, newest first, without their templates."""
     tenant_id = principal.tenant_id
     return await page.answer(
         f"schedules|{tenant_id}",
@@ -61,7 +61,7 @@ async def list_schedules(app: AppDep, principal: PrincipalDep, page: PageDep) ->
     )
 
 
-@router.get("/{schedule_id}", response_model=ScheduleOut, responses={304: {"description": "Not changed"}})
+@router.get("/{schedule_id}", response_model=ScheduleOut, responses={304: {"description": "Not modified"}})
 async def get_schedule(
     schedule_id: str,
     app: AppDep,
@@ -69,7 +69,7 @@ async def get_schedule(
     response: Response,
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response | ScheduleOut:
-    """A schedule."""
+    """Get a schedule."""
     row = await app.reads.run(lambda: service.get(app, principal.tenant_id, schedule_id))
     return unless_changed(response, if_none_match, etag_of(row)) or schedule_out(row)
 
@@ -88,7 +88,7 @@ async def change_schedule(
     response: Response,
     if_match: IfMatch = None,
 ) -> ScheduleOut:
-    """Change what the body names; with other times it is planned anew, from now on."""
+    """Update the fields in the body. If its times change, the next run is planned again from now."""
     row, warnings = await app.writes.run(
         lambda: service.change(app, principal, schedule_id, body, Conditions(if_match))
     )
@@ -98,7 +98,7 @@ async def change_schedule(
 
 @router.delete("/{schedule_id}", status_code=204, responses=problems(PreconditionFailedError))
 async def delete_schedule(schedule_id: str, app: AppDep, principal: PrincipalDep, if_match: IfMatch = None) -> Response:
-    """Delete a schedule with its history; its jobs stay."""
+    """Delete a schedule and its history. Its jobs are kept."""
     await app.writes.run(lambda: service.delete(app, principal, schedule_id, Conditions(if_match)))
     return Response(status_code=204)
 
@@ -112,14 +112,14 @@ async def delete_schedule(schedule_id: str, app: AppDep, principal: PrincipalDep
 async def run_schedule(
     schedule_id: str, app: AppDep, principal: PrincipalDep, idempotency_key: IdempotencyHeader = None
 ) -> Response:
-    """Run a schedule now, also a paused one, and also where nothing has changed; its times stay as they are."""
+    """Run a schedule now, even if it is paused or nothing has changed. Its planned times do not change."""
     answer = await app.writes.run(lambda: service.run(app, principal, schedule_id, key=idempotency_key))
     return answer.response()
 
 
 @router.post("/{schedule_id}/pause")
 async def pause_schedule(schedule_id: str, app: AppDep, principal: PrincipalDep, response: Response) -> ScheduleOut:
-    """Let a schedule not be due until it is resumed; what is under way goes on."""
+    """Pause a schedule: it is not due until it is resumed. A run in progress continues."""
     row = await app.writes.run(lambda: service.pause(app, principal, schedule_id))
     response.headers["ETag"] = etag_of(row)
     return schedule_out(row)
@@ -127,7 +127,7 @@ async def pause_schedule(schedule_id: str, app: AppDep, principal: PrincipalDep,
 
 @router.post("/{schedule_id}/resume", responses=problems(ScheduleChangedError))
 async def resume_schedule(schedule_id: str, app: AppDep, principal: PrincipalDep, response: Response) -> ScheduleOut:
-    """Let a paused schedule be due again, from now on: what was due meanwhile is not made up for."""
+    """Resume a paused schedule. Runs that were due while it was paused are not made up for."""
     row = await app.writes.run(lambda: service.resume(app, principal, schedule_id))
     response.headers["ETag"] = etag_of(row)
     return schedule_out(row)
@@ -141,7 +141,7 @@ async def list_schedule_runs(
     page: PageDep,
     state: Annotated[RunState | None, Query()] = None,
 ) -> Page[RunOut]:
-    """What became of the times that a schedule was due, or was run by request, newest first."""
+    """List the runs of a schedule, due or requested, newest first, with their results."""
     tenant_id = principal.tenant_id
     return await page.answer(
         f"runs|{tenant_id}|{schedule_id}|{state}",
@@ -152,5 +152,5 @@ async def list_schedule_runs(
 
 @router.get("/{schedule_id}/runs/{run_id}")
 async def get_schedule_run(schedule_id: str, run_id: str, app: AppDep, principal: PrincipalDep) -> RunOut:
-    """One of them."""
+    """Get a run of a schedule."""
     return run_out(await app.reads.run(lambda: service.get_run(app, principal.tenant_id, schedule_id, run_id)))

@@ -1,4 +1,4 @@
-"""Schedules as seen over HTTP, and their errors."""
+"""API schemas and errors of schedules."""
 
 from __future__ import annotations
 
@@ -24,36 +24,41 @@ Cron = Annotated[str, Field(min_length=1, max_length=MOST_CRON_CHARS), AfterVali
 Zone = Annotated[str, Field(min_length=1, max_length=MOST_ZONE_CHARS), AfterValidator(check_zone)]
 Grace = Annotated[int, Field(ge=1, le=DAY_SECONDS)]
 Jitter = Annotated[int, Field(ge=0, le=DAY_SECONDS)]
-_CRON = "Five fields: minute, hour, day of month, month, day of week, on the clock of the time zone."
-_ZONE = "IANA name, such as Europe/Berlin."
-_TEMPLATE = "The request for the job, as POST /v1/jobs takes it; NAME@ALIAS is looked up whenever it is due."
+_CRON = "Cron expression with five fields: minute, hour, day of month, month, day of week, in the schedule's time zone."
+_ZONE = "IANA time zone name, such as Europe/Berlin."
+_TEMPLATE = "Request for the job, as for POST /v1/jobs; NAME@ALIAS is resolved at each run."
 _OVERLAP = (
-    "While the last job has not ended: skip this time; queue: wait for its end, one run at most; "
-    "cancel_running: cancel it."
+    "What to do if the last job has not ended. skip: skip this run; queue: wait until it has ended, at "
+    "most one run waits; cancel_running: cancel it."
 )
-_MISFIRE = "What was due while no reconciler ran, for longer than the grace: run once for all of it, or skip it."
-_GRACE = "So late is not a misfire."
-_JITTER = "Up to so much later, by a number that follows from the schedule and the due time."
+_MISFIRE = (
+    "What to do with runs that were due while no reconciler was running, if they are late by more than the "
+    "grace period: run once for all of them, or skip them."
+)
+_GRACE = "Grace period in seconds: a run that is late by no more than this is not a misfire."
+_JITTER = "Maximum delay in seconds; the actual delay is derived from the schedule and the due time."
 _UNCHANGED = (
-    "Submit no job where nothing has changed since the last one that was accepted: the bytes of model and data, "
+    "Submit no job if nothing has changed since the last accepted job: the bytes of model and data, "
     "config, device and engine."
 )
-_PROMOTE = "On pass, this alias of the model's name comes to stand for the version that was quantized."
+_PROMOTE = "Alias of the model's name that is moved to the quantized version when a run passes."
 
 
 def _no_id(name: str) -> str:
     if is_id(name, "sch"):
-        raise ValueError("must not be spelled as an id is")
+        raise ValueError("must not have the format of an id")
     return name
 
 
 ScheduleName = Annotated[
-    Text, AfterValidator(_no_id), Field(description="No other of the tenant's schedules has it; stands for the id.")
+    Text,
+    AfterValidator(_no_id),
+    Field(description="Name of the schedule, unique within the tenant; can be used instead of the id."),
 ]
 
 
 class ScheduleCreate(RepeatableBody):
-    """When to submit what, and how to judge it."""
+    """A schedule to create: when to submit which job, and how its result is judged."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -72,7 +77,9 @@ class ScheduleCreate(RepeatableBody):
 
 
 class ScheduleChange(BaseModel):
-    """What is to be another; what is left out stays. Another gate forgets what was accepted for skip_unchanged."""
+    """Changes to a schedule. Omitted fields are unchanged. A new gate resets the last accepted job for
+    skip_unchanged.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -86,18 +93,18 @@ class ScheduleChange(BaseModel):
     jitter_seconds: Jitter | None = Field(default=None, description=_JITTER)
     skip_unchanged: bool | None = Field(default=None, description=_UNCHANGED)
     gate: RegressionGate | None = None
-    promote_to: AliasWord | None = Field(default=None, description=_PROMOTE + " Null: none does.")
+    promote_to: AliasWord | None = Field(default=None, description=_PROMOTE + " Null: no alias.")
 
 
 class ScheduleLinks(BaseModel):
-    """Where this lives."""
+    """Related URLs of a schedule."""
 
     self: str
     runs: str
 
 
 class ScheduleListed(BaseModel):
-    """A schedule, as lists tell of it: all but its template, which may have megabytes."""
+    """A schedule as returned in lists: all fields but the template, which may be several megabytes in size."""
 
     id: str
     name: str
@@ -111,10 +118,12 @@ class ScheduleListed(BaseModel):
     gate: RegressionGate
     promote_to: str | None
     paused_at: datetime | None
-    next_due_at: datetime | None = Field(description="Null while it is paused, and once it is never due again.")
-    fires_at: datetime | None = Field(description="The same with its jitter.")
-    last_pass_job_id: str | None = Field(description="The job that was accepted last; it cannot be deleted.")
-    created_by: str = Field(description="The key that has made it.")
+    next_due_at: datetime | None = Field(
+        description="Next due time; null while the schedule is paused, and if it will not be due again."
+    )
+    fires_at: datetime | None = Field(description="Next due time including jitter; null if next_due_at is null.")
+    last_pass_job_id: str | None = Field(description="Job that was accepted last; it cannot be deleted.")
+    created_by: str = Field(description="Id of the key that created the schedule.")
     row_version: int
     created_at: datetime
     updated_at: datetime
@@ -124,45 +133,49 @@ class ScheduleListed(BaseModel):
 class ScheduleOut(ScheduleListed):
     """A schedule."""
 
-    template: dict[str, Any] = Field(description="The request for the job, with the config resolved.")
+    template: dict[str, Any] = Field(description="Request for the job, with the resolved config.")
     warnings: list[str] = Field(
-        default_factory=list, description="When it is made or changed: nothing that stops it, but worth a thought."
+        default_factory=list,
+        description="Warnings that do not prevent the schedule from running; returned when it is created or changed.",
     )
 
 
 class RunLinks(BaseModel):
-    """Where to go from a run."""
+    """Related URLs of a run."""
 
     schedule: str
     job: str | None
 
 
 class RunOut(BaseModel):
-    """One time that a schedule was due, or was run by request."""
+    """One run of a schedule, when due or on request."""
 
     id: str
     schedule_id: str
     due_at: datetime
     trigger: Literal["time", "request"]
     state: RunState = Field(
-        description="waiting: for the end of the last one. running: its job has not been judged. passed: accepted. "
-        "failed: not accepted. skipped: no job was submitted, on purpose. refused: the job could not be submitted."
+        description="State of the run. waiting: waits until the last run has ended. running: its job has not been "
+        "judged. passed: accepted. failed: not accepted. skipped: no job was submitted, as configured. "
+        "refused: the job could not be submitted."
     )
     reason: str | None = Field(
-        description="A word for it: overlap, unchanged, misfire, job-failed, job-canceled, job-gone, report, verdict, "
-        "gate, promotion; or the code of the problem. Others may follow."
+        description="Reason code: overlap, unchanged, misfire, job-failed, job-canceled, job-gone, report, "
+        "verdict, gate, promotion; or the code of the problem. More codes may be added."
     )
-    detail: str | None = Field(description="The same in words.")
-    missed: int = Field(description="Due times before it that it takes the place of; 1000 at most.")
+    detail: str | None = Field(description="Explanation of the reason, as text.")
+    missed: int = Field(description="Number of earlier due times that this run replaces; at most 1000.")
     job_id: str | None
-    model_id: str | None = Field(description="The version that was, or was to be, quantized.")
-    verdict: str | None = Field(description="Of the job's report.")
+    model_id: str | None = Field(description="Model version that the run quantizes.")
+    verdict: str | None = Field(description="Verdict of the job's report.")
     fallback: str | None = Field(
-        default=None, description="Which model the job returns, if the planned one was too slow: see jobs."
+        default=None, description="Model that the job returns if the quantized one was too slow; see fallback of jobs."
     )
-    problem: Problem | None = Field(description="Why the job could not be submitted, or the alias not be moved.")
-    clauses: list[ClauseResult] = Field(description="What came of the regression gate.")
-    promoted_to: str | None = Field(description="The alias that was moved.")
+    problem: Problem | None = Field(
+        description="Error because of which the job could not be submitted or the alias could not be moved."
+    )
+    clauses: list[ClauseResult] = Field(description="Results of the clauses of the regression gate.")
+    promoted_to: str | None = Field(description="Alias that was moved to the quantized version.")
     created_at: datetime
     updated_at: datetime
     finished_at: datetime | None
@@ -173,58 +186,59 @@ class RunOut(BaseModel):
 
 
 class ScheduleNotFoundError(
-    ResourceNotFoundError, word="schedule", code="schedule-not-found", title="No such schedule"
+    ResourceNotFoundError, word="schedule", code="schedule-not-found", title="Schedule not found"
 ):
-    """There is no such schedule (or it belongs to somebody else)."""
+    """The schedule does not exist or belongs to another tenant."""
 
 
-class RunNotFoundError(QuantmillError, code="run-not-found", title="No such run", status=404):
-    """The schedule has no such run, or it has been forgotten."""
+class RunNotFoundError(QuantmillError, code="run-not-found", title="Run not found", status=404):
+    """The schedule has no such run, or the run was deleted because of its age."""
 
     def __init__(self, schedule_id: str, run_id: str) -> None:
         super().__init__(
-            f"There is no run {run_id!r} of the schedule {schedule_id!r}.",
+            f"Run {run_id!r} of schedule {schedule_id!r} not found.",
             path_parameter="run_id",
-            hint=f"GET /v1/schedules/{schedule_id}/runs lists the runs that are kept.",
+            hint=f"List the stored runs with GET /v1/schedules/{schedule_id}/runs.",
         )
 
 
-class ScheduleNameTakenError(QuantmillError, code="schedule-name-taken", title="The name is taken", status=409):
-    """Another schedule of the tenant has the name."""
+class ScheduleNameTakenError(
+    QuantmillError, code="schedule-name-taken", title="Schedule name already in use", status=409
+):
+    """Another schedule of the tenant already has this name."""
 
     def __init__(self, name: str, schedule_id: str) -> None:
         super().__init__(
-            f"The schedule {schedule_id} is called {name!r}.",
+            f"Schedule {schedule_id} already has the name {name!r}.",
             pointer="/name",
-            hint=f"Choose another name, or rename that schedule with PATCH /v1/schedules/{schedule_id}.",
+            hint=f"Use another name, or update that schedule with PATCH /v1/schedules/{schedule_id}.",
         )
 
 
-class TooManySchedulesError(
-    QuantmillError, code="too-many-schedules", title="There are too many schedules", status=409
-):
-    """The tenant has as many schedules as it may."""
+class TooManySchedulesError(QuantmillError, code="too-many-schedules", title="Too many schedules", status=409):
+    """The tenant has the maximum number of schedules."""
 
     def __init__(self, most: int) -> None:
-        super().__init__(f"There are {most} schedules, as many as there may be.", hint="Delete one that is not needed.")
+        super().__init__(
+            f"The tenant has {most} schedules, which is the maximum.",
+            hint="Delete a schedule that is no longer needed.",
+        )
 
 
-class ScheduleBusyError(
-    QuantmillError, code="schedule-busy", title="The schedule's last job has not ended", status=409
-):
-    """The schedule's last job has not ended, and another is not to be submitted meanwhile."""
+class ScheduleBusyError(QuantmillError, code="schedule-busy", title="Schedule is busy", status=409):
+    """The schedule's last job has not ended, and its overlap setting allows no other job meanwhile."""
 
     def __init__(self, schedule_id: str, overlap: str) -> None:
         super().__init__(
-            f"The last run of the schedule {schedule_id} has not ended, and its overlap is {overlap}.",
-            hint="Wait for its end, or cancel its job.",
+            f"The last run of schedule {schedule_id} has not ended, and its overlap is {overlap}.",
+            hint="Wait until the run has ended, or cancel its job.",
         )
 
 
-class ScheduleChangedError(
-    QuantmillError, code="schedule-changed", title="The schedule was changed meanwhile", status=409
-):
-    """Somebody changed the schedule while it was run."""
+class ScheduleChangedError(QuantmillError, code="schedule-changed", title="Schedule was changed", status=409):
+    """The schedule was changed while the run was being prepared."""
 
     def __init__(self, schedule_id: str) -> None:
-        super().__init__(f"The schedule {schedule_id} was changed meanwhile; nothing was run.", hint="Run it again.")
+        super().__init__(
+            f"Schedule {schedule_id} was changed during the request; nothing was run.", hint="Send the request again."
+        )

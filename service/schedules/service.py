@@ -1,4 +1,4 @@
-"""Schedules: made, changed, paused, run by request, deleted; what became of them."""
+"""Schedules: create, update, pause, run on request, delete; and their runs."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def change(
     values, warnings = _values(body), []
     with app.database.read() as session:
         seen = repository.called(session, by.tenant_id, schedule_id)
-        conditions.require("Send the ETag of your last GET as If-Match, or If-Match: * for any version.")
+        conditions.require("Send the ETag of your last GET as If-Match, or If-Match: * to match any version.")
         if _JUDGED & body.model_fields_set:
             warnings = _prospects(app, session, seen, body)
         if _TIMES & values.keys() and seen.paused_at is None:
@@ -281,9 +281,10 @@ def _submittable(app: AppState, session: Session, tenant_id: str, template: JobC
     """
     if template.hand_over:
         raise InvalidRequestError(
-            "A schedule hands nothing over: presigned URLs end, and a template is shown to whoever reads it.",
+            "A schedule cannot hand over results: presigned URLs expire, and everyone who can read the "
+            "schedule sees its template.",
             pointer="/template/hand_over",
-            hint="Have a webhook report each job, and hand it over with POST /v1/jobs/{id}/hand-over.",
+            hint="Hand over the results of each job with POST /v1/jobs/{id}/hand-over, triggered by a webhook.",
         )
     return checked_submission(session, app.settings, tenant_id, template)
 

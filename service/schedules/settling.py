@@ -1,4 +1,4 @@
-"""What schedules' jobs have come to: judged once each, and an alias moved with the verdict or not at all."""
+"""Judges the ended jobs of schedules once each; the alias is moved in the same transaction."""
 
 from __future__ import annotations
 
@@ -101,9 +101,9 @@ def _unsuccessful(job: Job | None) -> Judgement:
     if job is None:
         return Judgement(False, "job-gone", "The job was deleted before it was judged.")
     if job.state == "canceled":
-        return Judgement(False, "job-canceled", f"The job {job.id} was canceled.")
+        return Judgement(False, "job-canceled", f"Job {job.id} was canceled.")
     problem = Problem.model_validate(job.error) if job.error is not None else None
-    return Judgement(False, "job-failed", f"The job {job.id} failed: {'' if problem is None else problem.detail}")
+    return Judgement(False, "job-failed", f"Job {job.id} failed: {'' if problem is None else problem.detail}")
 
 
 def _stored(app: AppState, seen: _JudgedRun, values: dict[str, Any]) -> ScheduleRun | None:
@@ -137,6 +137,6 @@ def _tell_job(session: Session, schedule: JobSchedule, run: ScheduleRun) -> None
         return
     passed = run.state == "passed"
     because = f" ({run.reason}: {run.detail})" if run.reason else ""
-    promoted = f"; {run.promoted_to} is its model now" if run.promoted_to else ""
+    promoted = f"; {run.promoted_to} now refers to its model" if run.promoted_to else ""
     message = f"schedule {schedule.name!r}: {'accepted' if passed else 'not accepted'}{because}{promoted}"
     events.append(session, job.id, job.attempt, "log", {"level": "info" if passed else "warning", "message": message})

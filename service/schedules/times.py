@@ -1,4 +1,4 @@
-"""When a schedule is due: cron expressions on the clock of an IANA time zone.
+"""Due times: cron expressions in an IANA time zone.
 
 The calendar is cronsim's, on local times without a zone; what happens where clocks are changed is decided here. Of an
 expression that names its hours, a local time that is skipped is due right after the gap, once, and one that comes twice
@@ -44,7 +44,7 @@ def check_cron(text: str) -> str:
     try:
         due = next(CronSim(cron, datetime(2000, 1, 1)), None)  # noqa: DTZ001 - a calendar without a zone
     except (CronSimError, AssertionError, ValueError, TypeError) as error:
-        raise ValueError(f"is no cron expression: {error}") from None
+        raise ValueError(f"is not a valid cron expression: {error}") from None
     if due is None:
         raise ValueError("is never due")
     return cron

@@ -1,4 +1,4 @@
-"""What schedules look like from outside."""
+"""Views of schedules."""
 
 from __future__ import annotations
 

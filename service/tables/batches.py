@@ -1,4 +1,4 @@
-"""Batches of jobs, and schedules that make jobs."""
+"""Tables of batches and schedules."""
 
 from __future__ import annotations
 

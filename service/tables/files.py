@@ -1,4 +1,4 @@
-"""Files: stored by content, on their way in, held back."""
+"""Tables of files: uploads, damaged files, verification."""
 
 from __future__ import annotations
 

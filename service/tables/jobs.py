@@ -1,4 +1,4 @@
-"""Jobs: their states and events, what they made, and what was expected of them."""
+"""Tables of jobs: states, events, results and estimates."""
 
 from __future__ import annotations
 

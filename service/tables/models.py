@@ -1,4 +1,4 @@
-"""Models and datasets, their names, and what an inspection told."""
+"""Tables of models and datasets, their names, and inspections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose everything is: tenants and their keys, workers, the record of what was done, requests that were answered."""
+"""Tables of tenants and keys, workers, the audit log, and idempotency keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes out: events to webhooks, results to other stores."""
+"""Tables of outgoing data: webhook events and hand-overs."""
 
 from __future__ import annotations
 

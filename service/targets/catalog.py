@@ -9,17 +9,17 @@ from service.contracts.errors import QuantmillError
 from service.contracts.targets import TARGET_DESCRIPTIONS, TARGET_OPTIONS, TargetOption, unknown_target
 
 
-class TargetNotFoundError(QuantmillError, code="target-not-found", title="No such target", status=404):
-    """There is no such target."""
+class TargetNotFoundError(QuantmillError, code="target-not-found", title="Target not found", status=404):
+    """The target does not exist."""
 
 
 class TargetOut(BaseModel):
-    """A runtime or a piece of hardware that models are quantized for."""
+    """A runtime or hardware target that models are quantized for."""
 
-    name: str = Field(description="As a config's target.")
+    name: str = Field(description="Name of the target, as used in a config.")
     description: str
-    default: bool = Field(description="True for the target that is taken where none is named.")
-    options: list[TargetOption] = Field(description="Rules that a config may switch under target_options.")
+    default: bool = Field(description="True for the target that applies if a config names none.")
+    options: list[TargetOption] = Field(description="Rules that a config may change under target_options.")
 
 
 def targets() -> list[TargetOut]:
@@ -36,7 +36,7 @@ def named(name: str) -> TargetOut:
     if name not in TARGET_OPTIONS:
         raise TargetNotFoundError(
             f"{unknown_target(name)}.",
-            hint="GET /v1/targets lists all targets.",
+            hint="List all targets with GET /v1/targets.",
             path_parameter="name",
         )
     return TargetOut(

@@ -1,4 +1,4 @@
-"""HTTP face of targets."""
+"""HTTP routes of targets."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class TargetList(BaseModel):
 
 @router.get("")
 def list_targets(_: PrincipalDep) -> TargetList:
-    """All targets, with the rules that a config may switch."""
+    """List all targets, with the rules that a config may change."""
     return TargetList(items=catalog.targets())
 
 
 @router.get("/{name}", responses=problems(catalog.TargetNotFoundError))
 def get_target(name: str, _: PrincipalDep) -> TargetOut:
-    """One target."""
+    """Get a target."""
     return catalog.named(name)

@@ -1,1 +1,1 @@
-"""Uploads: bytes on their way in."""
+"""Uploads: files sent in one request or in parts."""

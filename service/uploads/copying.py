@@ -1,4 +1,4 @@
-"""From a request to the disk: bytes of a body, bounded in number and in time, written while the next ones arrive."""
+"""Copies a request body to disk, limited in size and time, writing while the next bytes arrive."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class SizeLimit(NamedTuple):
             UploadTooLargeError: always.
         """
         raise UploadTooLargeError(
-            f"{size_bytes} bytes are more than the {self.size_bytes} that this upload may have.",
+            f"{size_bytes} bytes exceed the limit of {self.size_bytes} bytes for this upload.",
             pointer=self.pointer,
-            hint="Declare the true size_bytes; the service's own limit is QUANTMILL_MAX_UPLOAD_BYTES.",
+            hint="Declare the correct size_bytes. The limit of the service is QUANTMILL_MAX_UPLOAD_BYTES.",
         )
 
 
@@ -126,8 +126,9 @@ async def _in_time(blocks: AsyncIterator[bytes], idle_seconds: float) -> AsyncIt
             return
         except TimeoutError:
             raise UploadStalledError(
-                f"In {idle_seconds:g} s {arrived} bytes arrived, which are fewer than {_LEAST_BYTES}; they are kept.",
-                hint="Ask for the offset with HEAD and go on from there.",
+                f"Only {arrived} bytes arrived within {idle_seconds:g} s; the minimum is {_LEAST_BYTES}. "
+                "They were kept.",
+                hint="Get the current offset with HEAD and continue from there.",
             ) from None
         arrived += len(block)
         left_seconds -= loop.time() - begun  # of what the disk takes, nothing

@@ -1,4 +1,4 @@
-"""Statements about uploads."""
+"""SQL statements for uploads."""
 
 from __future__ import annotations
 

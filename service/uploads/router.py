@@ -1,4 +1,4 @@
-"""HTTP face of uploads: resumable (POST, HEAD, PATCH) and at once (PUT .../content)."""
+"""HTTP routes of uploads: resumable (POST, HEAD, PATCH) and in one request (PUT .../content)."""
 
 from __future__ import annotations
 
@@ -46,13 +46,15 @@ _BYTES_REFUSALS = (
 )
 ContentLength = Annotated[int | None, Header(ge=0, include_in_schema=False)]
 ContentDigest = Annotated[
-    str | None, Header(description="sha-256 of this request's body, checked where given (RFC 9530).")
+    str | None, Header(description="sha-256 of this request's body; verified if present (RFC 9530).")
 ]
 
 
 @router.post("", status_code=201, responses=problems(UploadEmptyError, UploadTooLargeError, StorageFullError))
 async def create_upload(body: UploadCreate, app: AppDep, principal: PrincipalDep, response: Response) -> UploadOut:
-    """Announce a file. Then send its bytes, unless it is complete: with its sha256 and size, what is there is known."""
+    """Create an upload, then send the file's bytes. If a file with the given sha256 and size is already stored, the
+    upload is complete at once.
+    """
     upload = await app.writes.run(lambda: service.create(app, principal, body))
     response.headers["Location"] = f"/v1/uploads/{upload.id}"
     offset = upload.size_bytes or 0
@@ -63,7 +65,7 @@ async def create_upload(body: UploadCreate, app: AppDep, principal: PrincipalDep
 @router.get("/{upload_id}")
 @reading
 def get_upload(upload_id: str, app: AppDep, principal: PrincipalDep, response: Response) -> UploadOut:
-    """An upload and how far it has come."""
+    """Get an upload with its current offset."""
     upload, offset = service.get(app, principal.tenant_id, upload_id)
     response.headers.update(_offset_headers(upload, offset))
     return _out(upload, offset)
@@ -72,7 +74,9 @@ def get_upload(upload_id: str, app: AppDep, principal: PrincipalDep, response: R
 @router.head("/{upload_id}", status_code=200, response_class=Response)
 @reading
 def head_upload(upload_id: str, app: AppDep, principal: PrincipalDep) -> Response:
-    """Where to go on after a broken connection: Upload-Offset is the number of bytes that are safe on disk."""
+    """Get the offset to continue from after a broken connection: Upload-Offset is the number of bytes stored on
+    disk.
+    """
     upload, offset = service.get(app, principal.tenant_id, upload_id)
     return Response(headers=_offset_headers(upload, offset))
 
@@ -88,11 +92,11 @@ async def append_to_upload(
     request: Request,
     app: AppDep,
     principal: PrincipalDep,
-    upload_offset: Annotated[int, Header(ge=0, description="Byte at which the body begins.")],
+    upload_offset: Annotated[int, Header(ge=0, description="Offset of the first byte of the body.")],
     content_length: ContentLength = None,
     content_digest: ContentDigest = None,
 ) -> Response:
-    """Send bytes from an offset on. It is complete when all declared bytes are there and the sha256 is right."""
+    """Append bytes at an offset. The upload is complete when all declared bytes are received and the sha256 matches."""
     incoming = service.Incoming(
         request.stream(), upload_offset, content_length, service.parse_content_digest(content_digest)
     )
@@ -114,7 +118,7 @@ async def put_content(
     content_length: ContentLength = None,
     content_digest: ContentDigest = None,
 ) -> UploadOut:
-    """Send the whole file at once: ``curl -T model.onnx URL/v1/uploads/ID/content``."""
+    """Send the whole file in one request: ``curl -T model.onnx URL/v1/uploads/ID/content``."""
     incoming = service.Incoming(request.stream(), None, content_length, service.parse_content_digest(content_digest))
     upload, offset = await service.receive(app, principal, upload_id, incoming)
     response.headers.update(_offset_headers(upload, offset))

@@ -1,4 +1,4 @@
-"""Uploads as seen over HTTP, and their errors."""
+"""API schemas and errors of uploads."""
 
 from __future__ import annotations
 
@@ -12,31 +12,38 @@ from service.contracts.command_errors import HttpError, TransientError
 from service.contracts.errors import QuantmillError
 from service.resources import ResourceNotFoundError
 
-_SHA256 = "Checked once all bytes are there. With size_bytes: a file that is here already is not sent again."
+_SHA256 = (
+    "SHA-256 of the file, verified when all bytes are received. If size_bytes is set too, a file that is "
+    "already stored need not be sent again."
+)
 UploadState = Literal["open", "complete"]
 
 
 class UploadCreate(BaseModel):
-    """A file that is going to be sent."""
+    """A file to upload."""
 
     model_config = ConfigDict(extra="forbid")
 
     filename: Annotated[str, Field(min_length=1, max_length=255), AfterValidator(plain_text)] = Field(
-        description="For people only; it never becomes a path."
+        description="File name, for display only; it is never used as a path."
     )
     size_bytes: int | None = Field(
-        default=None, ge=0, description="Needed to send the bytes in parts (PATCH); optional for PUT .../content."
+        default=None,
+        ge=0,
+        description="Size of the file. Required to send the bytes in parts (PATCH); optional for PUT .../content.",
     )
     sha256: Annotated[str, AfterValidator(str.lower)] | None = Field(
         default=None,
         pattern="^[0-9a-fA-F]{64}$",
         description=_SHA256,
     )
-    kind: Literal["model", "dataset"] | None = Field(default=None, description="What it is going to be, for people.")
+    kind: Literal["model", "dataset"] | None = Field(
+        default=None, description="Intended use of the file, for display only."
+    )
 
 
 class UploadLinks(BaseModel):
-    """Where to go from an upload."""
+    """Related URLs of an upload."""
 
     self: str
     content: str
@@ -49,12 +56,14 @@ class UploadOut(BaseModel):
     filename: str
     kind: str | None
     state: UploadState
-    offset: int = Field(description="Bytes received and safe on disk.")
+    offset: int = Field(description="Number of bytes received and stored on disk.")
     size_bytes: int | None
-    sha256: str | None = Field(description="Of the whole, once complete; before that the declared one.")
+    sha256: str | None = Field(
+        description="SHA-256 of the file: the declared one until the upload is complete, then the computed one."
+    )
     created_at: datetime
     completed_at: datetime | None
-    expires_at: datetime = Field(description="When it is removed; what was made of it stays.")
+    expires_at: datetime = Field(description="When the upload is removed; resources created from it are kept.")
     links: UploadLinks
 
 
@@ -65,21 +74,19 @@ class UploadNotFoundError(
     ResourceNotFoundError,
     word="upload",
     code="upload-not-found",
-    title="No such upload",
+    title="Upload not found",
     listed="Create an upload with POST /v1/uploads; unfinished uploads expire.",
 ):
-    """There is no such upload (or it belongs to somebody else, or has expired)."""
+    """The upload does not exist, has expired, or belongs to another tenant."""
 
 
-class UploadOffsetMismatchError(
-    HttpError, code="upload-offset-mismatch", title="The upload stands at another offset", status=409
-):
-    """The Upload-Offset of the request is not the number of bytes received so far."""
+class UploadOffsetMismatchError(HttpError, code="upload-offset-mismatch", title="Upload offset mismatch", status=409):
+    """The Upload-Offset of the request differs from the number of bytes received so far."""
 
     def __init__(self, *, given: int, actual: int) -> None:
         super().__init__(
-            f"The request starts at byte {given}, the upload stands at byte {actual}.",
-            hint="Ask for the offset with HEAD and go on from there.",
+            f"The request starts at byte {given}, but the upload is at byte {actual}.",
+            hint="Get the current offset with HEAD and continue from there.",
             header="Upload-Offset",
             offset=actual,
         )
@@ -90,41 +97,37 @@ class UploadOffsetMismatchError(
         return {"Upload-Offset": str(self.offset)}
 
 
-class UploadTooLargeError(QuantmillError, code="upload-too-large", title="Too many bytes", status=413):
-    """More bytes than were declared, or than the service takes."""
+class UploadTooLargeError(QuantmillError, code="upload-too-large", title="Upload too large", status=413):
+    """The file is larger than declared, or larger than the service accepts."""
 
 
-class UploadIncompleteError(QuantmillError, code="upload-incomplete", title="Too few bytes", status=422):
-    """Fewer bytes than were declared."""
+class UploadIncompleteError(QuantmillError, code="upload-incomplete", title="Upload incomplete", status=422):
+    """The request contains fewer bytes than declared."""
 
 
-class UploadEmptyError(QuantmillError, code="empty-upload", title="The upload is empty", status=422):
-    """A file of no bytes."""
+class UploadEmptyError(QuantmillError, code="empty-upload", title="Upload is empty", status=422):
+    """The file contains no bytes."""
 
 
-class DigestMismatchError(QuantmillError, code="digest-mismatch", title="The digest does not match", status=422):
-    """The bytes do not have the digest that was declared."""
+class DigestMismatchError(QuantmillError, code="digest-mismatch", title="Digest mismatch", status=422):
+    """The bytes do not match the declared digest."""
 
 
-class UploadSizeUnknownError(
-    QuantmillError, code="upload-size-unknown", title="The upload has no declared size", status=422
-):
-    """Bytes can be sent in parts only if the whole size was declared."""
+class UploadSizeUnknownError(QuantmillError, code="upload-size-unknown", title="Upload size unknown", status=422):
+    """Bytes can be sent in parts only if the upload was created with its total size."""
 
 
-class UploadCompleteError(QuantmillError, code="upload-complete", title="The upload is complete", status=409):
-    """All bytes are there already; an upload never changes afterwards."""
+class UploadCompleteError(QuantmillError, code="upload-complete", title="Upload already complete", status=409):
+    """The upload already has all its bytes and can no longer be changed."""
 
 
-class UploadNotCompleteError(
-    QuantmillError, code="upload-not-complete", title="The upload is not complete", status=409
-):
-    """Bytes are still missing."""
+class UploadNotCompleteError(QuantmillError, code="upload-not-complete", title="Upload not complete", status=409):
+    """The upload does not have all its bytes yet."""
 
 
-class UploadBusyError(TransientError, code="upload-busy", title="Another request is writing", status=409):
+class UploadBusyError(TransientError, code="upload-busy", title="Upload is busy", status=409):
     """Another request is writing to the upload."""
 
 
-class UploadStalledError(TransientError, code="upload-stalled", title="The upload stalled", status=408):
-    """The client sent nothing for too long; what had arrived is kept."""
+class UploadStalledError(TransientError, code="upload-stalled", title="Upload stalled", status=408):
+    """The client sent no data for too long; the received bytes were kept."""

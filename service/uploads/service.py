@@ -1,4 +1,4 @@
-"""Receiving bytes: streamed to disk, counted, digested, made durable, then moved into the store."""
+"""Receives bytes: streamed to disk, counted, hashed, synced, then moved into the store."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ def create(app: AppState, by: Principal, body: UploadCreate) -> Upload:
     """
     size_bytes = body.size_bytes
     if size_bytes == 0:
-        raise UploadEmptyError(
-            "A file of 0 bytes is of no use.", pointer=_SIZE_POINTER, hint="Send a file that has some."
-        )
+        raise UploadEmptyError("File is empty (0 bytes).", pointer=_SIZE_POINTER, hint="Send a file that is not empty.")
     if size_bytes is not None and size_bytes > app.settings.max_upload_bytes:
         SizeLimit(app.settings.max_upload_bytes, _SIZE_POINTER).refuse(size_bytes)
     if app.store.free_bytes() < (size_bytes or 0) + app.settings.min_free_bytes:
-        raise StorageFullError("There is no room for this file.", hint="Free some space on the storage folder.")
+        raise StorageFullError(
+            "There is not enough free disk space for this file.", hint="Free disk space on the storage folder."
+        )
     known = _known(app, by.tenant_id, body)
     with app.database.write() as session:
         quotas.admit_bytes(session, app.settings, by.tenant_id, size_bytes or 0)
@@ -180,7 +180,9 @@ def completed(upload: Upload, *, pointer: str) -> StoredFile:
     """
     if upload.sha256 is None or upload.size_bytes is None:
         raise UploadNotCompleteError(
-            f"The upload {upload.id} has not got all its bytes.", pointer=pointer, hint="Send the rest first."
+            f"Upload {upload.id} does not have all its bytes yet.",
+            pointer=pointer,
+            hint="Send the remaining bytes first.",
         )
     return StoredFile(upload.sha256, upload.size_bytes)
 
@@ -205,8 +207,8 @@ def parse_content_digest(header: str | None) -> bytes | None:
         digest = b""
     if len(digest) != 32:
         raise InvalidRequestError(
-            "The Content-Digest header carries no sha-256.",
-            hint="Send 'Content-Digest: sha-256=:BASE64:' or leave it out.",
+            "The Content-Digest header contains no sha-256.",
+            hint="Send 'Content-Digest: sha-256=:BASE64:' or omit the header.",
             header=_DIGEST_HEADER,
         )
     return digest
@@ -225,7 +227,9 @@ def _current(app: AppState, tenant_id: str, upload_id: str, file: UploadFile) ->
         upload = repository.get(session, tenant_id, upload_id)
     if upload.state == "complete":
         file.path.unlink(missing_ok=True)  # was made just now: the bytes lie in the store
-        raise UploadCompleteError("This upload has all its bytes.", hint="Create another upload for another file.")
+        raise UploadCompleteError(
+            "This upload already has all its bytes.", hint="Create a new upload for another file."
+        )
     return upload
 
 
@@ -245,8 +249,8 @@ def _begin(app: AppState, tenant_id: str, upload_id: str, file: UploadFile, inco
         file.begin_anew()
     elif upload.expected_size_bytes is None:
         raise UploadSizeUnknownError(
-            "This upload was created without size_bytes, so no part can be told from the last one.",
-            hint="Give size_bytes in POST /v1/uploads, or send the whole file with PUT /v1/uploads/{id}/content.",
+            "This upload was created without size_bytes, so its last part cannot be identified.",
+            hint="Declare size_bytes in POST /v1/uploads, or send the whole file with PUT .../content.",
             pointer=_SIZE_POINTER,
         )
     elif incoming.offset != file.size_bytes:
@@ -306,7 +310,7 @@ def _check_request(upload: Upload, file: UploadFile, incoming: Incoming) -> None
     """What can be wrong with the bytes of this request as such; then they are thrown away."""
     if incoming.digest is not None and not hmac.compare_digest(incoming.digest, file.own_sha256):
         raise DigestMismatchError(
-            "The bytes of this request do not have their Content-Digest; they were thrown away.",
+            "The bytes of this request do not match their Content-Digest; they were discarded.",
             hint="Send them again.",
             header=_DIGEST_HEADER,
             actual=file.own_sha256.hex(),
@@ -316,11 +320,11 @@ def _check_request(upload: Upload, file: UploadFile, incoming: Incoming) -> None
     size_bytes = file.size_bytes
     if size_bytes == 0:
         raise UploadEmptyError(
-            "The request carries no bytes.", hint="Send the file as the body of the request.", pointer=_WHOLE_BODY
+            "The request body is empty.", hint="Send the file as the request body.", pointer=_WHOLE_BODY
         )
     if upload.expected_size_bytes not in (None, size_bytes):
         raise UploadIncompleteError(
-            f"The request carries {size_bytes} bytes of {upload.expected_size_bytes} declared; they were thrown away.",
+            f"The request contains {size_bytes} bytes of {upload.expected_size_bytes} declared; they were discarded.",
             hint="Send the whole file, or send it in parts with PATCH.",
             pointer=_SIZE_POINTER,
         )
@@ -334,8 +338,8 @@ def _is_right(upload: Upload, sha256: str) -> bool:
 
 def _wrong(upload: Upload, sha256: str) -> DigestMismatchError:
     return DigestMismatchError(
-        f"The bytes have sha256 {sha256}, declared was {upload.expected_sha256}; they were thrown away.",
-        hint="Send the file again from byte 0, or create an upload with the right sha256.",
+        f"The bytes have sha256 {sha256}, but {upload.expected_sha256} was declared; they were discarded.",
+        hint="Send the file again from byte 0, or create an upload with the correct sha256.",
         pointer=_SHA256_POINTER,
         actual=sha256,
     )

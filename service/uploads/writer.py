@@ -1,4 +1,4 @@
-"""The file that an upload grows in, whose size is the offset; and its digests on the way.
+"""The file of an upload in progress, whose size is the offset; and its digests.
 
 A request that sends the whole file anew, over bytes of earlier requests, writes into a second file beside it, which
 takes the first one's place only once it is kept: a refused request leaves the earlier bytes alone.
@@ -176,7 +176,7 @@ class UploadFile:
         """
         disk = os.fstatvfs(self._descriptor)
         if disk.f_bavail * disk.f_frsize < sum(map(len, blocks)) + self._floor:
-            raise StorageFullError("The disk of the service is full.", hint="Free some space on its storage folder.")
+            raise StorageFullError("The disk of the service is full.", hint="Free disk space on the storage folder.")
         digests = {digest for digest in (self._whole, self._own) if digest is not None}
         offset = self.size_bytes
         for block in blocks:
@@ -210,7 +210,8 @@ def _locked(path: Path) -> int:
         except BlockingIOError:
             os.close(descriptor)
             raise UploadBusyError(
-                "Another request is writing to this upload.", hint="Wait until it has ended, then ask for the offset."
+                "Another request is writing to this upload.",
+                hint="Wait until that request has ended, then get the current offset.",
             ) from None
         if _is_named(descriptor, path):
             return descriptor

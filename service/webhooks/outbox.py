@@ -1,4 +1,4 @@
-"""What endpoints are to be told, written with what it tells of; and what becomes of a delivery and its endpoint.
+"""Webhook events, written in the transaction they report; results of deliveries.
 
 A tenant without endpoints costs one look at an index; transitions of jobs have it done by a statement that they send
 anyway. What is told is thin: the receiver asks the service for more.

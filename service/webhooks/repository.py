@@ -1,4 +1,4 @@
-"""Statements about webhooks, and about what is written for them."""
+"""SQL statements for webhooks and deliveries."""
 
 from __future__ import annotations
 

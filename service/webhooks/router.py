@@ -1,4 +1,4 @@
-"""HTTP face of webhooks."""
+"""HTTP routes of webhooks."""
 
 from __future__ import annotations
 
@@ -54,9 +54,10 @@ _A_DAY = WebhookRotate()
 async def create_webhook(
     body: WebhookCreate, app: AppDep, principal: PrincipalDep, idempotency_key: IdempotencyHeader = None
 ) -> Response:
-    """Have a URL told of events. The secret that its requests are signed by is shown in this answer alone.
+    """Create a webhook: a URL that receives events. The secret that signs its requests is returned only in this
+    response.
 
-    The same request with the same `Idempotency-Key` is given that answer again.
+    A repeated request with the same `Idempotency-Key` returns the same response.
     """
     await app.lookups.run(lambda: service.check_destination(app.settings, body.url))
     answer = await app.writes.run(lambda: service.create(app, principal, body, idempotency_key))
@@ -65,7 +66,7 @@ async def create_webhook(
 
 @router.get("", dependencies=[Depends(only_parameters("limit", "cursor"))])
 async def list_webhooks(app: AppDep, principal: PrincipalDep, page: PageDep) -> Page[WebhookOut]:
-    """Webhooks, newest first."""
+    """List webhooks, newest first."""
     tenant_id = principal.tenant_id
     return await page.answer(
         f"webhooks|{tenant_id}",
@@ -74,7 +75,7 @@ async def list_webhooks(app: AppDep, principal: PrincipalDep, page: PageDep) -> 
     )
 
 
-@router.get("/{webhook_id}", response_model=WebhookOut, responses={304: {"description": "Not changed"}})
+@router.get("/{webhook_id}", response_model=WebhookOut, responses={304: {"description": "Not modified"}})
 async def get_webhook(
     webhook_id: str,
     app: AppDep,
@@ -82,7 +83,7 @@ async def get_webhook(
     response: Response,
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response | WebhookOut:
-    """A webhook."""
+    """Get a webhook."""
     row = await app.reads.run(lambda: service.get(app, principal.tenant_id, webhook_id))
     return unless_changed(response, if_none_match, etag_of(row)) or webhook_out(row)
 
@@ -99,7 +100,7 @@ async def change_webhook(
     response: Response,
     if_match: IfMatch = None,
 ) -> WebhookOut:
-    """Change what the body names. Enabled again, a webhook is sent what was held for it."""
+    """Update the fields in the body. A webhook that is enabled again receives the events that were held for it."""
     url = body.url
     if url is not None:
         await app.lookups.run(lambda: service.check_destination(app.settings, url))
@@ -110,7 +111,7 @@ async def change_webhook(
 
 @router.delete("/{webhook_id}", status_code=204, responses=problems(PreconditionFailedError))
 async def delete_webhook(webhook_id: str, app: AppDep, principal: PrincipalDep, if_match: IfMatch = None) -> Response:
-    """Delete a webhook with its deliveries; what waits for it is never sent."""
+    """Delete a webhook and its deliveries. Pending deliveries are never sent."""
     await app.writes.run(lambda: service.delete(app, principal, webhook_id, Conditions(if_match)))
     return Response(status_code=204)
 
@@ -119,7 +120,9 @@ async def delete_webhook(webhook_id: str, app: AppDep, principal: PrincipalDep, 
 async def rotate_webhook_secret(
     webhook_id: str, app: AppDep, principal: PrincipalDep, response: Response, body: WebhookRotate = _A_DAY
 ) -> WebhookMade:
-    """A new secret, shown in this answer alone. Until the old one ends, after a day if nothing is said, both sign."""
+    """Rotate the secret; the new one is returned only in this response. Both sign until the old one expires, by default
+    after one day.
+    """
     made = await app.writes.run(lambda: service.rotate(app, principal, webhook_id, body))
     response.headers.update({"ETag": etag_of(made.row), "Cache-Control": "no-store"})
     return webhook_made(made.row, made.secret)
@@ -127,7 +130,7 @@ async def rotate_webhook_secret(
 
 @router.post("/{webhook_id}/ping", status_code=202, responses=problems(WebhookBacklogError, WebhookDisabledError))
 async def ping_webhook(webhook_id: str, app: AppDep, principal: PrincipalDep) -> DeliveryOut:
-    """Send the event `webhook.ping`, to see whether it arrives; the deliveries tell what became of it."""
+    """Send the event `webhook.ping` as a test; see the webhook's deliveries for the result."""
     return delivery_out(await app.writes.run(lambda: service.ping(app, principal, webhook_id)))
 
 
@@ -139,7 +142,7 @@ async def list_webhook_deliveries(
     page: PageDep,
     state: Annotated[DeliveryState | None, Query()] = None,
 ) -> Page[DeliveryOut]:
-    """What was sent to a webhook, or waits to be, newest first; kept for 30 days."""
+    """List the deliveries of a webhook, sent and pending, newest first. They are kept for 30 days."""
     tenant_id = principal.tenant_id
     return await page.answer(
         f"deliveries|{tenant_id}|{webhook_id}|{state}",
@@ -152,5 +155,5 @@ async def list_webhook_deliveries(
     "/{webhook_id}/deliveries/{delivery_id}/redeliver", status_code=202, responses=problems(WebhookDisabledError)
 )
 async def redeliver_to_webhook(webhook_id: str, delivery_id: str, app: AppDep, principal: PrincipalDep) -> DeliveryOut:
-    """Send a delivery now, also one that has arrived; the receiver knows it again by its webhook-id."""
+    """Send a delivery now, even if it was already delivered. The receiver can identify it by its webhook-id."""
     return delivery_out(await app.writes.run(lambda: service.redeliver(app, principal, webhook_id, delivery_id)))

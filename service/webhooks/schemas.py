@@ -1,4 +1,4 @@
-"""Webhooks as seen over HTTP, and their errors."""
+"""API schemas and errors of webhooks."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def _once(subscribed: list[str]) -> list[str]:
 EventPattern = Annotated[str, Field(max_length=32), AfterValidator(_known)]
 EventPatterns = Annotated[list[EventPattern], Field(min_length=1, max_length=len(patterns())), AfterValidator(_once)]
 Url = Annotated[str, Field(min_length=1, max_length=MOST_CHARACTERS), AfterValidator(plain_text)]
-_URL = "https, of a host on the public internet, on port 443 or 8443; an operator allows more."
-_EVENT_TYPES = f"Events that it is told of: `{'`, `'.join(patterns())}`."
+_URL = "https URL of a host on the public internet, on port 443 or 8443; an operator can allow others."
+_EVENT_TYPES = f"Events to send: `{'`, `'.join(patterns())}`."
 
 
 class WebhookCreate(RepeatableBody):
-    """Where to be told of which events."""
+    """A webhook to create: a URL and the events to send to it."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -48,7 +48,7 @@ class WebhookCreate(RepeatableBody):
 
 
 class WebhookChange(BaseModel):
-    """What is to be another; what is left out stays. To enable one that was disabled starts its time anew."""
+    """Changes to a webhook. Omitted fields are unchanged. Enabling a disabled webhook resets its failure period."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -68,19 +68,19 @@ class WebhookRotate(BaseModel):
         ge=0,
         le=_LONGEST_GRACE_SECONDS,
         allow_inf_nan=False,
-        description="Until the old secret ends; 0: at once.",
+        description="Seconds until the old secret expires; 0: immediately.",
     )
 
 
 class WebhookLinks(BaseModel):
-    """Where this lives."""
+    """Related URLs of a webhook."""
 
     self: str
     deliveries: str
 
 
 class WebhookOut(BaseModel):
-    """A webhook. Its secret is shown once, when it is made."""
+    """A webhook. Its secret is returned only once, when it is created."""
 
     id: str
     url: str
@@ -88,14 +88,18 @@ class WebhookOut(BaseModel):
     description: str | None
     enabled: bool
     disabled_reason: DisabledReason | None = Field(
-        description="gone: it answered 410; failing: it failed for a day without a success; client: by a request."
+        description="Why the webhook is disabled. gone: the receiver responded with 410; failing: all deliveries "
+        "failed for one day; client: disabled by a request."
     )
     disabled_at: datetime | None
-    failing_since: datetime | None = Field(description="The first failure since the last success.")
+    failing_since: datetime | None = Field(description="Time of the first failure since the last success.")
     dropped_events: int = Field(
-        description="About how many events were not kept for it, because as many were waiting as may."
+        description="Approximate number of events that were dropped because the maximum number of deliveries was "
+        "pending."
     )
-    previous_secret_ends_at: datetime | None = Field(description="Until then two secrets sign.")
+    previous_secret_ends_at: datetime | None = Field(
+        description="When the previous secret expires; until then, both secrets sign."
+    )
     row_version: int
     created_at: datetime
     updated_at: datetime
@@ -103,27 +107,33 @@ class WebhookOut(BaseModel):
 
 
 class WebhookMade(WebhookOut):
-    """A webhook with its new secret: the only time that it is shown."""
+    """A webhook with its new secret, which is returned only once."""
 
     secret: str
 
 
 class DeliveryOut(BaseModel):
-    """One event for one webhook."""
+    """The delivery of one event to one webhook."""
 
     id: str
     webhook_id: str
-    event_id: str = Field(description="The header webhook-id: the same however often it is sent.")
+    event_id: str = Field(
+        description="Id of the event, sent in the header webhook-id; it is the same for each attempt."
+    )
     type: str
     state: DeliveryState
     attempts: int
     next_attempt_at: datetime | None = Field(
-        description="Of one that waits; null while the webhook is disabled, and of one that has ended."
+        description="Time of the next attempt; null if the webhook is disabled or the delivery has ended."
     )
     last_attempt_at: datetime | None
-    last_status: int | None = Field(description="HTTP status of the last answer; null if there was none.")
-    last_error: str | None = Field(description="Code of what kept the last attempt from an answer.")
-    response_excerpt: str | None = Field(description="The beginning of the last answer, or why there was none.")
+    last_status: int | None = Field(description="HTTP status of the last response; null if there was none.")
+    last_error: str | None = Field(
+        description="Code of the error because of which the last attempt received no response."
+    )
+    response_excerpt: str | None = Field(
+        description="Beginning of the last response body, or why there was no response."
+    )
     created_at: datetime
     finished_at: datetime | None
 
@@ -131,55 +141,55 @@ class DeliveryOut(BaseModel):
 # Errors around webhooks.
 
 
-class WebhookNotFoundError(ResourceNotFoundError, word="webhook", code="webhook-not-found", title="No such webhook"):
-    """There is no such webhook (or it belongs to somebody else)."""
+class WebhookNotFoundError(ResourceNotFoundError, word="webhook", code="webhook-not-found", title="Webhook not found"):
+    """The webhook does not exist or belongs to another tenant."""
 
 
-class DeliveryNotFoundError(QuantmillError, code="delivery-not-found", title="No such delivery", status=404):
-    """The webhook has no such delivery, or it has been forgotten."""
+class DeliveryNotFoundError(QuantmillError, code="delivery-not-found", title="Delivery not found", status=404):
+    """The webhook has no such delivery, or it was deleted because of its age."""
 
     def __init__(self, webhook_id: str, delivery_id: str) -> None:
         super().__init__(
-            f"There is no delivery {delivery_id!r} of the webhook {webhook_id!r}.",
+            f"Delivery {delivery_id!r} of webhook {webhook_id!r} not found.",
             path_parameter="delivery_id",
-            hint=f"GET /v1/webhooks/{webhook_id}/deliveries lists the deliveries that are kept.",
+            hint=f"List the stored deliveries with GET /v1/webhooks/{webhook_id}/deliveries.",
         )
 
 
-class WebhookDisabledError(QuantmillError, code="webhook-disabled", title="The webhook is disabled", status=409):
-    """Nothing is sent to a webhook that is disabled."""
+class WebhookDisabledError(QuantmillError, code="webhook-disabled", title="Webhook is disabled", status=409):
+    """Nothing can be sent to a disabled webhook."""
 
     def __init__(self, webhook_id: str) -> None:
         super().__init__(
-            f"The webhook {webhook_id} is disabled.",
-            hint=f'Enable it with PATCH /v1/webhooks/{webhook_id}: {{"enabled": true}}.',
+            f"Webhook {webhook_id} is disabled.",
+            hint=f"Set enabled to true with PATCH /v1/webhooks/{webhook_id} first.",
         )
 
 
-class TooManyWebhooksError(QuantmillError, code="too-many-webhooks", title="There are too many webhooks", status=409):
-    """The tenant has as many webhooks as it may."""
+class TooManyWebhooksError(QuantmillError, code="too-many-webhooks", title="Too many webhooks", status=409):
+    """The tenant has the maximum number of webhooks."""
 
     def __init__(self, most: int) -> None:
-        super().__init__(f"There are {most} webhooks, as many as there may be.", hint="Delete one that is not needed.")
+        super().__init__(
+            f"The tenant has {most} webhooks, which is the maximum.", hint="Delete a webhook that is no longer needed."
+        )
 
 
-class WebhookBacklogError(QuantmillError, code="webhook-backlog", title="Too much waits for the webhook", status=409):
-    """So much waits for the webhook that nothing more is kept for it."""
+class WebhookBacklogError(QuantmillError, code="webhook-backlog", title="Too many pending deliveries", status=409):
+    """The webhook has the maximum number of pending deliveries; no more are stored."""
 
     def __init__(self, webhook_id: str, most: int) -> None:
         super().__init__(
-            f"{most} deliveries wait for the webhook {webhook_id}, as many as may.",
-            hint=f"GET /v1/webhooks/{webhook_id}/deliveries shows why.",
+            f"Webhook {webhook_id} has {most} pending deliveries, which is the maximum.",
+            hint=f"See why they are pending with GET /v1/webhooks/{webhook_id}/deliveries.",
         )
 
 
-class WebhooksUnavailableError(
-    QuantmillError, code="webhooks-unavailable", title="The service cannot keep secrets of webhooks", status=409
-):
-    """The installation has no pepper, by which the secrets of webhooks are encrypted."""
+class WebhooksUnavailableError(QuantmillError, code="webhooks-unavailable", title="Webhooks not available", status=409):
+    """The installation has no pepper, which is required to encrypt the secrets of webhooks."""
 
 
 class SecretUnreadableError(
-    QuantmillError, code="webhook-secret-unreadable", title="The webhook's secret cannot be read", status=409
+    QuantmillError, code="webhook-secret-unreadable", title="Webhook secret not readable", status=409
 ):
-    """The stored secret was encrypted under another pepper, or is damaged."""
+    """The stored secret was encrypted with a different pepper, or is damaged."""

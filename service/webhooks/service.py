@@ -1,4 +1,4 @@
-"""Webhooks: made, changed, deleted, shown; their secrets, kept encrypted; what was told there, and once more."""
+"""Webhooks: create, update, delete; their encrypted secrets; deliveries and redelivery."""
 
 from __future__ import annotations
 
@@ -102,8 +102,9 @@ class WebhookVault(Vault):
             return self.sealer.open(endpoint_id, sealed)
         except SealBrokenError:
             raise SecretUnreadableError(
-                f"The secret of the webhook {endpoint_id} is damaged, or of another QUANTMILL_KEY_PEPPER.",
-                hint="Set the pepper that it was made with, or rotate the secret.",
+                f"The secret of webhook {endpoint_id} is damaged, or was created with a different "
+                "QUANTMILL_KEY_PEPPER.",
+                hint="Set the pepper that it was created with, or rotate the secret.",
             ) from None
 
 
@@ -185,7 +186,7 @@ def change(
     """
     with app.database.write() as session:
         row = repository.get(session, by.tenant_id, webhook_id, locked=True)
-        conditions.require("Send the ETag of your last GET as If-Match, or If-Match: * for any version.")
+        conditions.require("Send the ETag of your last GET as If-Match, or If-Match: * to match any version.")
         conditions.check(etag_of(row), f"webhook {row.id}")
         values = body.model_dump(exclude_unset=True, exclude={"enabled"})
         # only a description may be none

@@ -347,4 +347,4 @@ def test_a_job_without_data_asks_for_random_data_or_is_refused(front: Front) -> 
         made = taken(front.http.post("/v1/jobs", json={**body, "config": config}), 202)
         assert made["calibration_dataset_id"] is None
     shown = front.http.post("/v1/jobs:validate", json={**body, "config": {"random_calibration": {}}}).json()
-    assert "tell nothing of accuracy" in shown["warnings"][0]
+    assert "accuracy figures are not meaningful" in shown["warnings"][0]

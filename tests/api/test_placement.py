@@ -69,7 +69,7 @@ def test_jobs_go_where_validation_tells(with_gpu: Front) -> None:
     ):
         found = with_gpu.http.post("/v1/jobs:validate", json=changes).json()
         assert (found["device"], found["queue"], found["size_class"]) == placed
-        assert any("stand idle" in warning for warning in found["warnings"]) is (placed[1:] == ("gpu", "short"))
+        assert any("GPU will be idle" in warning for warning in found["warnings"]) is (placed[1:] == ("gpu", "short"))
         job = with_gpu.http.get(f"/v1/jobs/{with_gpu.new_job(**changes)}").json()
         assert (job["queue"], job["device"]) == (placed[1], changes.get("device", "auto"))
         assert (job["size_class"], job["priority"]) == (placed[2], 0)

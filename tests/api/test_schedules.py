@@ -175,7 +175,7 @@ def test_what_passes_moves_the_alias_and_what_fails_moves_nothing_and_says_why(
     made = add_schedule(front, template, gate={"clauses": [DROP]}, promote_to="prod")
     first = judged(front, made, top1=90.0)
     assert (first["state"], first["promoted_to"]) == ("passed", "prod")
-    assert "accepted before" in first["clauses"][0]["reason"]
+    assert "not accepted any job yet" in first["clauses"][0]["reason"]
     stands = alias(front, template)
     assert stands is not None
     assert (stands["id"], stands["updated_by"]) == (template["model_id"], made["id"])
@@ -190,7 +190,7 @@ def test_what_passes_moves_the_alias_and_what_fails_moves_nothing_and_says_why(
     job = front.http.get(f"/v1/jobs/{second['job_id']}").json()
     assert (job["scheduled"]["state"], job["scheduled"]["detail"]) == ("failed", second["detail"])
     logs = [front.http.get(f"/v1/jobs/{run['job_id']}/logs").text for run in (first, second)]
-    assert f"schedule '{made['name']}': accepted; prod is its model now" in logs[0]
+    assert f"schedule '{made['name']}': accepted; prod now refers to its model" in logs[0]
     assert f"schedule '{made['name']}': not accepted (gate: {second['detail']})" in logs[1]
     events = [(row.type, row.payload) for row in deliveries(database) if row.endpoint_id == told_to]
     assert [kind for kind, _ in events] == [

@@ -48,7 +48,7 @@ def test_ready(front: Front) -> None:
 @pytest.mark.both_databases
 @each(
     ("revisions", "missing", "status", "outcome", "told"),
-    [(["20991231_next"], "", 200, "degraded", "20991231_next, newer than"),
+    [(["20991231_next"], "", 200, "degraded", "20991231_next, which is newer than"),
      (["20991231_next"], "webhook_endpoints", 503, "failed", "quantmill migrate"),
      (["20261120_spine"], "", 503, "failed", "quantmill migrate"),
      (["5f2ab1c9d3e4"], "", 503, "failed", "5f2ab1c9d3e4"),

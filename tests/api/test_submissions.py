@@ -266,13 +266,14 @@ def test_random_data_is_trained_on_for_the_float_model_alone(front: Front) -> No
         losses = [{"kind": "distillation"}, {"kind": kind}]
         request["config"] = {"random_calibration": {}, "algorithms": [{"method": "qat", "losses": losses}]}
         given = {**request, **({"evaluation_dataset_id": data} if evaluated else {})}
-        answer = front.http.post("/v1/jobs", json=given)
-        if kind == "distillation":
-            assert answer.status_code == 202, answer.text
-        else:
-            seen = problem(answer, 422, "invalid-config")
-            assert pointers(seen) == ["/config/algorithms/0/losses/1"]
-            assert f"loss {kind} needs real data" in seen["detail"]
+        for path, status in (("/v1/jobs", 202), ("/v1/jobs:validate", 200)):
+            answer = front.http.post(path, json=given)
+            if kind == "distillation":
+                assert answer.status_code == status, answer.text
+            else:
+                seen = problem(answer, 422, "invalid-config")
+                assert pointers(seen) == ["/config/algorithms/0/losses/1"]
+                assert f"loss {kind} needs real data" in seen["detail"]
 
 
 @pytest.mark.parametrize(
@@ -338,7 +339,8 @@ def test_what_cannot_be_translated_is_refused_with_its_pointer(front: Front) -> 
     envelope = {**ENVELOPE, "config": {"include_cle": False, "extra_options": {"UseRandomData": True}}}
     envelope["evaluation"] = {"gate": {"min_sqnr_db": 5}}
     body = {"model_id": front.ready_model(), "config": envelope}
-    assert refused(front, "/v1/jobs", body) == {"/config/evaluation/gate/min_sqnr_db"}
+    for path in ("/v1/jobs:validate", "/v1/jobs"):
+        assert refused(front, path, body) == {"/config/evaluation/gate/min_sqnr_db"}
 
 
 def test_a_bare_quark_config_is_told_its_envelope(front: Front) -> None:

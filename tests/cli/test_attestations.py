@@ -62,7 +62,7 @@ def test_nobody_is_trusted_by_default(quantmill, service, fetched, tmp_path):
     (tmp_path / ".quantmill").mkdir()
     shutil.copyfile(service.folder / "service.db", tmp_path / ".quantmill" / "service.db")
     done = quantmill("verify", "q.onnx", **elsewhere, code=6)
-    assert "signature was not checked" in done.stderr
+    assert "signature was not verified" in done.stderr
     assert "not-verified" in done.stderr
     unsigned = quantmill("verify", "q.onnx", "--no-signature", **elsewhere, code=0)
     assert "not checked" in unsigned.stdout

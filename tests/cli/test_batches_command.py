@@ -76,7 +76,7 @@ def test_members_are_given_in_a_file_and_canceled(
 def test_every_member_that_is_wrong_is_told(ask: Ask, grid: list[str]) -> None:
     refused = ask("batches", "submit", *grid, "--model", "nobody@3", "--preset", "int8", "--preset", "int9", code=1)
     assert "[batch-refused]" in refused
-    assert "3 of 4 members cannot be run: 1, 2, 3" in refused
+    assert "3 of 4 members are not valid: 1, 2, 3" in refused
     assert "/models/1" in refused
     assert "/presets/1" in refused
     assert "{" not in refused

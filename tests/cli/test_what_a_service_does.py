@@ -145,4 +145,4 @@ def test_results_of_a_job_arrive(
     listed = json.loads(ask("jobs", "hand-over", made, "--json"))
     assert [item["attempts"] for item in listed["items"]] == [1] * 4
     assert ask("jobs", "hand-over", made).count("done") == 4
-    assert "There is no job" in ask("jobs", "hand-over", "job_1", code=1)
+    assert "Job 'job_1' not found" in ask("jobs", "hand-over", "job_1", code=1)

@@ -215,7 +215,7 @@ def test_the_client_waits_no_longer_than_the_service_gives_itself(
     model = client.model(model_id)
     with pytest.raises(quantmill.WaitTimeoutError) as caught:
         client.wait_ready(model)
-    assert "no fault of what was uploaded" in str(caught.value)
+    assert "The upload is not the cause" in str(caught.value)
     worker.finish(worker.inspect_job(model_id=model_id), model_summary())
     assert client.wait_ready(model).status == "ready"
 

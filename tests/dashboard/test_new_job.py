@@ -61,7 +61,7 @@ def test_ready_ones_are_chosen_and_others_reached_by_id_and_by_name(
     fields = {"model_id_other": "tiny@prod", "calibration_dataset_id_other": "data@1"}
     seen = job(sqlite_front, start(sqlite_front, blank, **fields))
     assert {name: seen[name] for name in chosen} == chosen
-    for written, told in (("tiny@prodd", "no model"), ("tiny@0", "neither"), ("none@1", "no model")):
+    for written, told in (("tiny@prodd", "not found"), ("tiny@0", "neither"), ("none@1", "No model is named")):
         page = send(sqlite_front, "check", blank, 404, **chosen, model_id_other=written)
         assert told in page.described["model_id"]
         assert (page["model_id"], page["model_id_other"]) == ("", written)

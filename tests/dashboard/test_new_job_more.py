@@ -70,7 +70,7 @@ def test_a_job_without_ranges_is_told_at_its_field(sqlite_front: Front) -> None:
     fields, blank = nouns(sqlite_front), form(sqlite_front)
     other = calibrated(sqlite_front, model_id=sqlite_front.ready_model(model_summary(sha256="9" * 64)))
     for action, written, status, told in (
-        ("check", "job_nothing", 404, "no job"),
+        ("check", "job_nothing", 404, "not found"),
         ("start", sqlite_front.new_job(), 422, "no ranges"),
         ("start", other, 422, "graph"),
         ("check", "x" * 65, 422, "64"),
@@ -168,12 +168,12 @@ def test_files_that_cannot_be_used_are_refused_and_what_was_typed_stays(sqlite_f
     blank = Form(sqlite_front.http.get("/new").text)
     for path, files, preprocessing, told in (
         ("/new/model", [], "", "The job cannot start yet"),
-        ("/new/model", [("model_files", ("net.data", b"x"))], "", "must end in .onnx"),
+        ("/new/model", [("model_files", ("net.data", b"x"))], "", "must have the extension .onnx"),
         ("/new/model", [("model_files", ("net.onnx", b""))], "", "0 bytes"),
         ("/new/dataset", [], "", "Choose a data file"),
         ("/new/dataset", [("calibration_file", ("a.npz", b"x"))], "imagenet_tff", "did you mean"),
         ("/new/dataset", [("calibration_file", ("a.npz", b"x"))], "{", "not JSON"),
-        ("/new/dataset", [("calibration_file", ("a.what", b"x"))], "", "does not tell the format"),
+        ("/new/dataset", [("calibration_file", ("a.what", b"x"))], "", "Unknown file extension"),
     ):
         # a form without files is sent in parts all the same
         parts = files or [("other", ("", b""))]

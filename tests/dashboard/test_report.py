@@ -205,7 +205,7 @@ def test_forged_foreign_and_ended_links_show_nothing(closed: Front, monkeypatch:
     stranger = TestClient(closed.http.app, raise_server_exceptions=False)
     for token in (tampered, good[:-4], "x", "é", session[0], stream, nobody, ended, good + "A" * 100):
         answer = stranger.get(f"/shared/{token}")
-        assert answer.status_code == 404 and "This link shows nothing any more" in answer.text, token
+        assert answer.status_code == 404 and "Link is no longer valid" in answer.text, token
     assert keyring.look_up_share(good) == (DEFAULT_TENANT, job_id)
     other = closed.app.settings.model_copy(update={"api_key": SecretStr(f"another {KEY}")})
     assert keyrings.Keyring(other, closed.app.database).look_up_share(good) is None

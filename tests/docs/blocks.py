@@ -24,8 +24,12 @@ from tests.worker.running import QUICK, environment, processes_of
 from worker import launcher
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+HOW_TO = [page for page in PAGES if page.parent.name == "how-to" and page.stem != "nightly"]
 SERVE = ".venv/bin/quantmill up"
+# How the pages feed images of 8 bits.
+PREPROCESSING = """{"inputs": {"input": {"array": "images", "layout": "NHWC", "scale": 0.00392156862745098,
+                      "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}}}"""
 _SAMPLES = 24
 
 
@@ -34,15 +38,13 @@ def fenced(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
-def preprocessing() -> str:
-    """What the README's commands write into preprocessing.json."""
-    (found,) = re.findall(r"<<'JSON'\n(.*?)^JSON$", fenced(PAGES[0], "bash")[0], re.DOTALL | re.MULTILINE)
-    return found
-
-
 def make_workplace(folder: Path) -> None:
-    """The files that the README names: an installation, a model, and pictures of 8 bits with labels."""
+    """What the pages name: an installation, the examples of the checkout, a model, and images of 8 bits with labels."""
     (folder / ".venv").symlink_to(sys.prefix)
+    (folder / "examples").symlink_to(ROOT / "examples")
+    shipped = Path("service", "dashboard", "examples")
+    (folder / shipped.parent).mkdir(parents=True)
+    (folder / shipped).symlink_to(ROOT / shipped)
     make_model(folder / "model.onnx")
     model = onnx.load(folder / "model.onnx")
     model.graph.input[0].name = model.graph.node[0].input[0] = "input"
@@ -56,8 +58,8 @@ def make_workplace(folder: Path) -> None:
 
 
 def scores_of(model: Path, images: np.ndarray) -> np.ndarray:
-    """What a model makes of pictures that are fed as the README says."""
-    spec = PreprocessingSpec.model_validate_json(preprocessing()).inputs["input"]
+    """What a model makes of pictures that are fed as the pages say."""
+    spec = PreprocessingSpec.model_validate_json(PREPROCESSING).inputs["input"]
     pictures = ((images * spec.scale - spec.mean) / spec.std).transpose(0, 3, 1, 2).astype(np.float32)
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     found: np.ndarray = session.run(None, {"input": pictures})[0]

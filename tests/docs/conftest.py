@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.blocks import make_workplace, preprocessing
+from tests.docs.blocks import PREPROCESSING, make_workplace
 from tests.worker.running import Service
 
 
@@ -20,5 +20,5 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 def folder(tmp_path: Path) -> Path:
     """The files that the pages name."""
     make_workplace(tmp_path)
-    (tmp_path / "preprocessing.json").write_text(preprocessing())
+    (tmp_path / "preprocessing.json").write_text(PREPROCESSING)
     return tmp_path

@@ -13,7 +13,7 @@ from tests.docs.blocks import ROOT, SERVE, fenced, make_workplace, run_block, se
 from tests.support import services
 from tests.worker.workbench import wait_for
 
-PAGE = ROOT / "docs" / "nightly.md"
+PAGE = ROOT / "docs" / "how-to" / "nightly.md"
 PORT = "9000"
 
 

@@ -106,7 +106,7 @@ def test_all_of_schedules_is_named_with_the_numbers_that_hold() -> None:
         assert f'{{"kind": "{word}"' in text
     assert f"`misfire_grace_seconds` ({ScheduleCreate.model_fields['misfire_grace_seconds'].default})" in text
     assert Settings().schedule_run_retention_seconds == 90 * 86_400
-    assert "forgotten after 90 days" in text
+    assert "deleted after 90 days" in text
     assert RegressionGate().on_undecided == "fail"
     told = {"name", "gate", "template", "promote_to", "cron", "timezone"}
     assert all(f"`{field}`" in text for field in ScheduleChange.model_fields.keys() - told)
@@ -114,7 +114,7 @@ def test_all_of_schedules_is_named_with_the_numbers_that_hold() -> None:
 
 def test_all_of_webhooks_is_named_with_the_bounds_that_hold() -> None:
     text, settings = (DOCS / "webhooks.md").read_text(), Settings()
-    table = text.split("| event | told once |")[1].split("\n\n")[0]
+    table = text.split("| event | sent once |")[1].split("\n\n")[0]
     known = {f"{noun}.{name}" for noun, names in EVENT_TYPES.items() for name in names} | {PING}
     assert set(re.findall(r"`(\w+\.\w+)`", table)) == known
     for pattern in patterns():
@@ -123,9 +123,9 @@ def test_all_of_webhooks_is_named_with_the_bounds_that_hold() -> None:
     pauses = attempts.parse_schedule(settings.webhook_retry_seconds)
     assert pauses == (5, 30, 120, 600, 1800, 3600, 3 * 3600, 6 * 3600, 12 * 3600)
     assert len(pauses) + 1 == 10
-    assert "ten times in all" in text
-    assert f"{outbox.MOST_WAITING} events wait" in text
-    assert f"a reconciler's {settings.webhook_slots} for one tenant" in text
+    assert "ten attempts in about a day" in text
+    assert f"{outbox.MOST_WAITING} deliveries are pending" in text
+    assert f"a reconciler's {settings.webhook_slots} per tenant" in text
     assert (settings.webhook_seconds, settings.webhook_endpoint_slots) == (15, 4)
     assert (settings.webhook_failing_seconds, settings.webhook_retention_seconds) == (86_400, 30 * 86_400)
     assert (outbox.MOST_BYTES, attempts.LONGEST_ASKED_SECONDS) == (20 * 1024, 6 * 3600)

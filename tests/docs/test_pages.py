@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -34,10 +36,19 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(there), f"{page.name}: {target}"
 
 
-def test_every_page_is_reached_from_the_readme() -> None:
-    readme = (ROOT / "README.md").read_text()
-    for page in PAGES:
-        assert page.parent == ROOT or f"(docs/{page.name})" in readme, page.name
+def entries(navigation: object) -> Iterator[str]:
+    """The pages of a part of the guide's navigation."""
+    if isinstance(navigation, str):
+        yield navigation
+    elif isinstance(navigation, dict | list):
+        for part in navigation.values() if isinstance(navigation, dict) else navigation:
+            yield from entries(part)
+
+
+def test_every_page_has_one_place_in_the_guide() -> None:
+    guide = tomllib.loads((ROOT / "zensical.toml").read_text())
+    there = sorted(page.relative_to(DOCS).as_posix() for page in PAGES if page.is_relative_to(DOCS))
+    assert sorted(entries(guide["project"]["nav"])) == there
 
 
 def test_the_table_of_endpoints_is_whole(tmp_path: Path) -> None:

@@ -147,8 +147,11 @@ def main() -> int:
     """Run what the environment asks for; the exit code says whether all was well."""
     seed = int(os.environ.get("SOAK_SEED", secrets.randbelow(1_000_000)))
     plan = Plan(int(os.environ.get("SOAK_JOBS", "500")), float(os.environ.get("SOAK_MINUTES", "5")) * 60, seed)
+    asked = os.environ.get("SOAK_BACKEND", "both")
+    if asked not in _BACKENDS:
+        sys.exit(f"soak: there is no SOAK_BACKEND {asked!r}: take one of {', '.join(_BACKENDS)}")
     clean = True
-    for backend in _BACKENDS[os.environ.get("SOAK_BACKEND", "both")]:
+    for backend in _BACKENDS[asked]:
         print(f"soak: backend={backend} seed={seed} ...", flush=True)
         with tempfile.TemporaryDirectory(prefix="quantmill-soak-") as folder:
             outcome = run(plan, backend, Path(folder))

@@ -25,7 +25,7 @@ from tests.generated.network import Network
 from tests.generated.parts import SAMPLES, Array
 from worker.quantizer.pipeline import Result, quantize
 from worker.quantizer.run.interface import SilentRun
-from worker.quantizer.written import child
+from worker.quantizer.written import child, program
 
 # Behind a peer by more than this, and worse than this, something is wrong.
 _BEHIND_DB, _GOOD_DB = 6.0, 25.0
@@ -70,6 +70,12 @@ def judged(seed: int) -> Verdict:
     return looked_at(seed, network, model, config, result)
 
 
+class _OneProcess(SilentRun):
+    def try_written(self, folder: Path) -> int:
+        program.main(folder)
+        return 0
+
+
 def quantized(model: onnx.ModelProto, feeds: dict[str, Array], config: QuantizationConfig, folder: Path) -> Result:
     """The whole job; both ways of running are tried inside the process, which saves its start."""
     onnx.save(model, folder / "float.onnx")
@@ -79,7 +85,7 @@ def quantized(model: onnx.ModelProto, feeds: dict[str, Array], config: Quantizat
         path=str(folder / "data.npz"), preprocessing=PreprocessingSpec.model_validate({"inputs": inputs})
     )
     with mock.patch(f"{child.__name__}.subprocess.Popen", side_effect=PermissionError):
-        return quantize(folder / "float.onnx", config, source, run=SilentRun(), threads=1)
+        return quantize(folder / "float.onnx", config, source, run=_OneProcess(), threads=1)
 
 
 def looked_at(

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.generated.parts import Parts, names_read
+from tests.generated.parts import SAMPLES, Parts, names_read
 
 # float32 in, float32 out, one operand
 PLAIN = (
@@ -175,6 +175,8 @@ class Network(Parts):
 
     def draw_prelu(self, x: str) -> None:
         shape = self.values[x].shape
+        if shape[0] != SAMPLES:  # the slope would be longer than what it meets in one sample
+            return
         slope = self.chance.choice([(1,), (shape[1], *[1] * (len(shape) - 2)), ()])
         self.add("PRelu", [x, self.constant(self.normal(*slope))])
 

@@ -96,7 +96,8 @@ class Parts:
             return None
         if any(made.ndim == 0 or made.shape[0] != SAMPLES for made in found) and self.batch == "N" and op != "Constant":
             return None
-        if any(made.dtype.kind == "f" and np.abs(made).max() > 1e4 for made in found):
+        sizes = [float(np.abs(made).max()) for made in found if made.dtype.kind == "f"]
+        if any(size > 1e4 or 0 < size < 1e-20 for size in sizes):  # kernels flush what comes of smaller ones to 0
             return None
         self.nodes.append(node)
         self.values |= dict(zip(names, found, strict=True))

@@ -125,7 +125,7 @@ def test_bytes_are_limited_as_they_are_declared_and_as_they_come(front: Front) -
     limit(front.app.database, stored_bytes=stored[0] + 100, upload_bytes=80)
     sent = front.http.post("/v1/uploads", json={"filename": "a", "size_bytes": 10**7})
     told = problem(sent, 413, "larger-than-quota")
-    assert told["detail"] == "The quota upload_bytes is 80 bytes; this file has 10000000."
+    assert told["detail"] == "The quota upload_bytes is 80 bytes, but this file has 10000000 bytes."
     assert front.http.post("/v1/uploads", json={"filename": "a", "size_bytes": 60}).status_code == 201
     refused(front.http.post("/v1/uploads", json={"filename": "b", "size_bytes": 41}), "stored_bytes")
     opened = front.http.post("/v1/uploads", json={"filename": "c"}).json()["id"]

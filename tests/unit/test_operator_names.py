@@ -51,6 +51,7 @@ MAY_NAME = {
 }
 # Three operators and more in one collection, which is no fact of each: by file, why.
 MAY_COLLECT = {
+    "emit/between.py": "behind which one optimization of onnxruntime's puts pairs",
     "emit/float16.py": "what reads any type",
     "equalization/bias_correction.py": "inverses in numpy, by operator",
     "evaluation/decisions.py": "between which a value is the same but for rounding",
@@ -58,6 +59,7 @@ MAY_COLLECT = {
     "plan/rules/functions.py": "by which operator a function written out is found",
     "preparation/passes/activations.py": "operators of a GELU or a HardSwish that is written out",
     "preparation/passes/constants.py": "the cost of products, by operator",
+    "preparation/passes/opset.py": "whose rule of old in onnx knows no axes from the end",
     "refine/values.py": "by which a network guards against 0",
     "report/layers.py": "the pairs that emission writes",
 }

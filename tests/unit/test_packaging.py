@@ -13,6 +13,7 @@ from service.contracts.base import VERSION
 ROOT = Path(__file__).resolve().parents[2]
 ALL, CPU, CUDA = "requirements.lock", "requirements-cpu.lock", "requirements-cuda.lock"
 MLFLOW, FLOWER = "requirements-mlflow.lock", "requirements-flower.lock"
+GUIDE = "requirements-guide.lock"
 IMAGES = ("requirements-api.lock", "requirements-worker.lock")
 ENGINE = {"onnx", "onnxruntime", "torch"}
 PIN = re.compile(r"([a-z0-9._-]+)==([0-9][0-9a-z.]*(?:\+cpu)?)(?: ; [^;#]+?)? \\")
@@ -37,7 +38,7 @@ def locked(name: str) -> dict[str, tuple[str, set[str]]]:
     return found
 
 
-@pytest.mark.parametrize("name", [ALL, CPU, CUDA, MLFLOW, FLOWER, *IMAGES])
+@pytest.mark.parametrize("name", [ALL, CPU, CUDA, MLFLOW, FLOWER, GUIDE, *IMAGES])
 def test_every_requirement_is_an_exact_version_with_hashes(name: str) -> None:
     pins = locked(name)
     assert pins

@@ -82,6 +82,34 @@ def test_built_targets_exist_and_start_existing_commands_for_every_queue(service
     assert consumed <= set(QUEUES)
 
 
+def test_the_manifest_starts_every_process_with_settings_that_there_are():
+    documents = list(yaml.safe_load_all((ROOT / "examples/kubernetes/quantmill.yaml").read_text()))
+    kept = {(one["kind"], one["metadata"]["name"]): one for one in documents}
+    settings = kept["ConfigMap", "quantmill"]["data"]
+    assert {name.removeprefix("QUANTMILL_").lower() for name in settings} <= set(Settings.model_fields)
+    pods = {name: one["spec"]["template"] for (kind, name), one in kept.items() if kind in ("Deployment", "Job")}
+    found = {}
+    for name, pod in pods.items():
+        (container,) = pod["spec"]["containers"]
+        found[name] = container
+        secrets = {source["secretRef"]["name"] for source in container["envFrom"] if "secretRef" in source}
+        assert ("quantmill-api" in secrets) == (name in ("quantmill-api", "quantmill-reconciler")), "keys and pepper"
+        image = "worker" if container.get("args", [""])[0] == "worker" else "api"
+        assert container["image"].endswith(f"quantmill-{image}")
+        if deployment := kept.get(("Deployment", name)):
+            assert deployment["spec"]["selector"]["matchLabels"] == pod["metadata"]["labels"]
+            volumes = {volume["name"] for volume in pod["spec"]["volumes"]}
+            assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+    commands = [container["args"] for container in found.values() if "args" in container]
+    consumed = {words[words.index("--queues") + 1] for words in commands if "--queues" in words}
+    assert consumed == {queue_of(kind) for kind in JOB_KINDS}
+    assert {words[0] for words in commands} == {"migrate", "reconcile", "worker"}
+    scaled = list(yaml.safe_load_all((ROOT / "examples/kubernetes/autoscaling.yaml").read_text()))[1]["spec"]
+    assert scaled["scaleTargetRef"]["name"] in pods
+    assert scaled["triggers"][0]["metadata"]["url"].startswith("http://quantmill-api:8000/")
+    assert kept["Service", "quantmill-api"]["spec"]["ports"] == [{"port": 8000}]
+
+
 def test_an_autoscaler_asks_for_figures_that_the_service_tells():
     key, scaled = yaml.safe_load_all((ROOT / "examples/kubernetes/autoscaling.yaml").read_text())
     triggers = {trigger["name"]: trigger for trigger in scaled["spec"]["triggers"]}

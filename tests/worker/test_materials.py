@@ -115,7 +115,7 @@ def test_a_dataset_of_another_format_than_declared_is_refused(tmp_path: Path, de
     task = InspectDatasetTask(path=str(path), format=declared, preprocessing=PreprocessingSpec())
     run = runner.LineRun(lambda line: None, lambda: None)
     if declared == "safetensors":
-        with pytest.raises(DatasetFormatError, match="npz, not safetensors as declared") as caught:
+        with pytest.raises(DatasetFormatError, match="npz, but safetensors was declared") as caught:
             runner.perform(task, run)
         assert [place.pointer for place in caught.value.errors] == ["/format"]
         assert "format: npz" in caught.value.hint

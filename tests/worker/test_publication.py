@@ -112,12 +112,16 @@ def test_what_is_told_truly_is_published_and_the_report_not_through_a_link(bench
 @pytest.mark.parametrize(
     ("changes", "prepare", "words"),
     [
-        ({"file": "missing.csv"}, "", "missing.csv, which is not there"),
-        ({"sha256": "0" * 64}, "", "it told of 0000"),
-        ({"file": "passwd"}, "os.symlink('/etc/passwd', 'passwd')", "passwd, which is not there"),
-        ({"file": "folder"}, "os.mkdir('folder')", "folder, which is not there"),
-        ({}, "os.link('data.csv', 'kept.csv')", "data.csv, which is a file with another name beside"),
-        ({}, "os.chdir('..'); os.rename('output', 'real'); os.symlink('real', 'output')", "in the place of its folder"),
+        ({"file": "missing.csv"}, "", "missing.csv, which does not exist"),
+        ({"sha256": "0" * 64}, "", "it reported 0000"),
+        ({"file": "passwd"}, "os.symlink('/etc/passwd', 'passwd')", "passwd, which does not exist"),
+        ({"file": "folder"}, "os.mkdir('folder')", "folder, which does not exist"),
+        ({}, "os.link('data.csv', 'kept.csv')", "data.csv, which has another hard link"),
+        (
+            {},
+            "os.chdir('..'); os.rename('output', 'real'); os.symlink('real', 'output')",
+            "replaced its folder by a link",
+        ),
         ({}, "open('model.onnx', 'ab').write(b'more')", "model.onnx has sha256"),
     ],
 )

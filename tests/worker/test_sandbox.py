@@ -162,7 +162,7 @@ def test_close_ends_what_a_child_that_has_ended_left_behind(run):
 
 def test_a_line_that_is_no_runner_line_is_an_engine_error(run):
     process = run("os.write(3, b'hello\\n'); time.sleep(600)")
-    with pytest.raises(EngineError, match="cannot be read"):
+    with pytest.raises(EngineError, match="wrote an invalid line"):
         process.next_line(PATIENCE_SECONDS)
 
 

@@ -1,1 +1,1 @@
-"""What a runner may do: the kernel's controls that hold it, which of them are here, and what they let through."""
+"""Confinement of runners: the kernel controls, which are available, and what they allow."""

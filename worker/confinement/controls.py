@@ -1,4 +1,4 @@
-"""The controls that hold a runner: which of them the kernel and the surroundings of this process let us have.
+"""The kernel controls that confine a runner, and which of them are available to this process.
 
 What is here is found out by trying, in a process that does nothing else. A runner is started under all that was found,
 or not at all. What is missing is told: in the worker's log, by ``quantmill doctor``, and by a worker that is to have
@@ -37,23 +37,24 @@ class Control:
 
 NAMESPACES = Control(
     "namespaces",
-    "any network, also where a socket was opened in spite of seccomp; shared memory of others",
+    "access to any network, even if a socket was opened despite seccomp; shared memory of others",
     "CAP_SYS_ADMIN, or user namespaces for plain users (sysctl, AppArmor and a container's filter may forbid them)",
     required=False,
 )
-CAPABILITIES = Control("capabilities", "acting as root, also for a worker that is", "any Linux")
-NO_NEW_PRIVILEGES = Control("no_new_privileges", "getting rights by set-user-id programs", "Linux 3.5")
+CAPABILITIES = Control("capabilities", "acting as root, even if the worker does", "any Linux")
+NO_NEW_PRIVILEGES = Control("no_new_privileges", "gaining privileges with set-user-id programs", "Linux 3.5")
 LANDLOCK = Control(
     "landlock",
-    "reading or writing files but its inputs and its scratch folder, tracing processes, reading their environment",
+    "reading or writing files other than its inputs and its scratch folder, tracing processes, reading "
+    "their environment",
     "Linux 5.13 with landlock among its security modules (lsm=)",
 )
 SECCOMP = Control(
     "seccomp",
-    "sockets, new processes and sessions, signals to others, links, modes of files, rare calls of the kernel",
+    "sockets, new processes and sessions, signals to others, links, file modes, rare system calls",
     "Linux 3.17 with CONFIG_SECCOMP_FILTER, on x86-64 or 64-bit Arm",
 )
-EXEC = Control("exec", "executing another program", "Linux 5.5, beside seccomp")
+EXEC = Control("exec", "executing another program", "Linux 5.5, with seccomp")
 CONTROLS = (NAMESPACES, CAPABILITIES, NO_NEW_PRIVILEGES, LANDLOCK, SECCOMP, EXEC)
 
 
@@ -82,9 +83,9 @@ class Found:
         if missing:
             told = "; ".join(f"{control.name} ({self.missing[control.name]})" for control in missing)
             raise SandboxIncompleteError(
-                f"QUANTMILL_SANDBOX is require, and runners cannot have these controls here: {told}.",
-                hint=f"{missing[0].name} needs {missing[0].needs}. `quantmill doctor` shows all; "
-                "with QUANTMILL_SANDBOX=auto the worker starts without.",
+                f"QUANTMILL_SANDBOX is require, but these controls are not available for runners: {told}.",
+                hint=f"{missing[0].name} requires {missing[0].needs}. `quantmill doctor` shows all controls; "
+                "with QUANTMILL_SANDBOX=auto the worker starts without the missing ones.",
                 missing=[control.name for control in missing],
             )
 
@@ -122,7 +123,7 @@ def find_controls() -> Found:
         OSError: no process could be made.
     """
     if os.uname().machine not in launcher.SECCOMP_NUMBERS:
-        unknown = f"its calls are not known on {os.uname().machine}"
+        unknown = f"its system calls are not known on {os.uname().machine}"
         return Found({**_probed(_needs([], exec_once=None)), SECCOMP.name: unknown, EXEC.name: unknown})
     missing = _probed(_needs([], exec_once=True))
     if SECCOMP.name not in missing:
@@ -153,6 +154,6 @@ def _probed(needs: dict[str, Any]) -> dict[str, str]:
     libraries = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
     done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_SECONDS, env=libraries, check=False)
     if done.returncode != 0:
-        raise OSError(f"the controls of runners cannot be tried: exit code {done.returncode}: {done.stderr[-1000:]}")
+        raise OSError(f"the runner controls cannot be tested: exit code {done.returncode}: {done.stderr[-1000:]}")
     found: dict[str, str | None] = json.loads(done.stdout)
     return {name: why for name, why in found.items() if why is not None}

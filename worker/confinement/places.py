@@ -1,4 +1,4 @@
-"""Which files a runner may reach: what its interpreter needs of this system, its inputs, its own folders to write.
+"""Files that a runner may access: its interpreter, its inputs, and its own folders.
 
 Whatever is not named here does not exist for it beyond its name: not the store, the database, other scratch folders,
 the homes of users, the configuration below /etc, or the processes below /proc. Rules of Landlock only ever add, so

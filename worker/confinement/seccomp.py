@@ -1,4 +1,4 @@
-"""The filter of system calls that a runner lives under, and the calls it allows, by name and number.
+"""The seccomp filter of a runner: allowed system calls, by name and number.
 
 It is assembled here, once for a worker, and loaded by the launcher. A call is allowed, or refused with EPERM, or does
 not exist (ENOSYS, upon which libraries take the older way); nothing ends the process but calls of a foreign

@@ -29,6 +29,7 @@ from worker.quantizer.data import OpenDataset, open_dataset
 from worker.quantizer.data.random_inputs import random_dataset
 from worker.quantizer.emit import Emitted
 from worker.quantizer.emit.between import tidied
+from worker.quantizer.evaluation.compare import NoLongerFiniteError
 from worker.quantizer.evaluation.decisions import publish_samples
 from worker.quantizer.evaluation.metrics import MetricFunction, Metrics
 from worker.quantizer.fallback.choice import falling_back
@@ -48,7 +49,7 @@ from worker.quantizer.preparation.prepare import undo_quantization
 from worker.quantizer.refine.draft import Case, Draft, Filled, QuantizedDraft
 from worker.quantizer.refine.ranges import settle_methods
 from worker.quantizer.refine.values import settle_values
-from worker.quantizer.report.assemble import make_report, provenance_entries
+from worker.quantizer.report.assemble import Assembled, make_report, provenance_entries
 from worker.quantizer.report.graph_view import grids_of
 from worker.quantizer.report.plots import publish_ranges, publish_training
 from worker.quantizer.report.words import calibration_notes, nothing_quantized
@@ -65,6 +66,8 @@ from worker.quantizer.written.settle import as_written
 
 # A fixed batch axis from here on is looked at before the model runs.
 _LARGE_BATCH = 256
+# How often nodes that make NaN or Inf are looked for once more.
+_MOST_SETTLED = 4
 
 
 @dataclass(frozen=True)
@@ -138,8 +141,7 @@ def quantize(
         CanceledError: the run was canceled.
     """
     found = fill(model_path, config, calibration, evaluation, run=run, threads=threads, provisions=provisions)
-    done = as_written(found.emit(), found)
-    made = make_report(done, found.case, found.services)
+    done, made = _measured(as_written(found.emit(), found), found)
     done, made = falling_back(done, made, found)
     report = with_advice(made.report, done, found.case, found.services, found)
     publish_ranges(report.algorithms, found.services.files)
@@ -147,6 +149,23 @@ def quantize(
     publish_samples(made.samples, found.services.files, run)
     run.overall(1.0, 0.0)
     return Result(done.content, report, found.services.files.all, done.prepared.graph, grids_of(done.plan))
+
+
+def _measured(done: QuantizedDraft, found: Quantizing) -> tuple[QuantizedDraft, Assembled]:
+    """The report of the model, or of one with nodes in float that make NaN or Inf on samples that nobody looked at.
+
+    Raises:
+        EngineError: such a node cannot be told, or others are left; or what ``make_report`` raises.
+    """
+    for _ in range(_MOST_SETTLED):
+        try:
+            return done, make_report(done, found.case, found.services)
+        except NoLongerFiniteError as error:
+            other = as_written(done, found, error.sample)
+            if other.filled is done.filled:
+                raise
+            done = other
+    return done, make_report(done, found.case, found.services)
 
 
 def fill(

@@ -1,4 +1,4 @@
-"""Sends files and facts of jobs to places of their clients.
+"""Sends hand-overs: files and data of jobs to the URLs of clients.
 
 At least once, and the same bytes each time: see ``sending``. The lease of a hand-over is short, and renewed between the
 blocks of its file: where this process ends, another one goes on soon, while the URL is still good.
@@ -147,5 +147,6 @@ class HandOverSender(OutboxSender[ClaimedHandOver]):
 
 def _gone(claimed: ClaimedHandOver) -> ArtifactNotThereError:
     return ArtifactNotThereError(
-        f"The job {claimed.job_id} has no {claimed.artifact} any more.", hint="Hand over another of its files."
+        f"Job {claimed.job_id} no longer has a file of kind {claimed.artifact}.",
+        hint="Hand over another file of the job.",
     )

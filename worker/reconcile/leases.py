@@ -1,4 +1,4 @@
-"""Time that is over: of leases, unless it was the database that was away, and of jobs; clocks that were put back."""
+"""Expires leases (unless the database was unavailable) and deadlines; handles clocks that were set back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All loops, each in its period; what is sent runs beside them, by a thread for each outbox."""
+"""All loops with their periods; sending runs next to them, in one thread per outbox."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sends what outboxes hold: what all senders have in common, and events to webhooks.
+"""Sends the contents of outboxes: the part shared by all senders, and webhook events.
 
 What is sent is claimed under a lease that outlasts its request, or is renewed while that lasts: nobody else sends it
 meanwhile. If this process dies between the request and the note of what became of it, it is sent once more, under the
@@ -167,7 +167,7 @@ class OutboxSender(ABC, Generic[_Claimed]):
             return SendResult(None, error.code, words, final=error.status == _FINAL_STATUS)
         except Exception:
             log.exception("%s.fault", self._about(claimed))
-            return SendResult(None, "internal-error", "A fault of the service, which its log tells.")
+            return SendResult(None, "internal-error", "Internal error of the service; see its log.")
         return SendResult(reply.status, None, reply.body.decode(errors="replace"), reply.headers)
 
     def _note(self, claimed: _Claimed, note: Callable[[Session], _Noted]) -> _Noted:

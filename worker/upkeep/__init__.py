@@ -1,1 +1,1 @@
-"""Upkeep: what is kept for how long, what is collected when, whether it is still whole, and copies of it elsewhere."""
+"""Upkeep: retention, garbage collection, verification, and backups."""

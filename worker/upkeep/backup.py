@@ -130,8 +130,8 @@ def make_backup(
     database = require_embedded(settings, store=False)
     if not database.is_file():
         raise FileAccessError(
-            f"{settings.data_dir} is not the data directory of a service: there is no {database.name}.",
-            hint="Name it by --data-dir or QUANTMILL_DATA_DIR.",
+            f"{settings.data_dir} is not the data directory of a service: {database.name} is missing.",
+            hint="Set the data directory with --data-dir or QUANTMILL_DATA_DIR.",
         )
     folder = folder.expanduser().absolute()
     _check_place(settings, folder)
@@ -169,8 +169,9 @@ def read_manifest(folder: Path) -> BackupManifest:
         data = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise BackupPlaceError(
-            f"{folder} holds no backup: there is no {MANIFEST_FILE}.",
-            hint="Give the folder that quantmill backup wrote; one that was cut off the first time is none yet.",
+            f"{folder} contains no backup: {MANIFEST_FILE} is missing.",
+            hint="Use the folder that quantmill backup created; if the first backup to it was interrupted, "
+            "it is incomplete.",
         ) from None
     try:
         content = _OBJECT.validate_json(data)
@@ -178,8 +179,8 @@ def read_manifest(folder: Path) -> BackupManifest:
             raise _damaged(path)
         if content.get("format") != FORMAT:
             raise BackupVersionError(
-                f"{folder} is a backup in format {content.get('format')}; this version reads format {FORMAT}.",
-                hint="Restore it with the version that wrote it, or a newer one.",
+                f"{folder} is a backup in format {content.get('format')}; this version supports format {FORMAT}.",
+                hint="Restore it with the version that created it, or a newer one.",
             )
         return BackupManifest.model_validate(content)
     except ValueError:  # no JSON, no object, or not what a manifest has
@@ -199,14 +200,14 @@ def require_embedded(settings: Settings, *, store: bool) -> Path:
     path = settings.data_dir / DATABASE_FILE
     if settings.database_url != f"sqlite:///{path}":
         raise BackupUnsupportedError(
-            f"The database is not the SQLite file of the data directory {settings.data_dir}.",
-            hint="Copy the database by its own means (PostgreSQL: pg_dump) first and then the store, "
-            f"{settings.storage_dir}; or unset QUANTMILL_DATABASE_URL, if this data directory is meant.",
+            f"The database is not the SQLite file in the data directory {settings.data_dir}.",
+            hint="Back up the database with its own tools (PostgreSQL: pg_dump) first and then the store, "
+            f"{settings.storage_dir}; or unset QUANTMILL_DATABASE_URL to back up this data directory.",
         )
     if store and settings.storage_dir != settings.data_dir / STORE_FOLDER:
         raise BackupUnsupportedError(
             f"The store is not in the data directory, but at {settings.storage_dir}.",
-            hint=f"Unset QUANTMILL_STORAGE_DIR and restore; then move the folder {STORE_FOLDER} to where it belongs.",
+            hint=f"Unset QUANTMILL_STORAGE_DIR and restore, then move the folder {STORE_FOLDER} to that place.",
         )
     return path
 
@@ -225,7 +226,7 @@ def held(folder: Path, *, writing: bool) -> Iterator[None]:
                 fcntl.flock(stream, (fcntl.LOCK_EX if writing else fcntl.LOCK_SH) | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise BackupPlaceError(
-                    f"Another process works on the backup {folder}.", hint="Wait until it has ended."
+                    f"Another process is using the backup {folder}.", hint="Wait until it has ended."
                 ) from None
         yield
 
@@ -251,12 +252,13 @@ def _check_place(settings: Settings, folder: Path) -> None:
     for source in (settings.data_dir.resolve(), settings.storage_dir.resolve()):
         if folder.resolve().is_relative_to(source):
             raise BackupPlaceError(
-                f"{folder} lies within {source}, which is to be copied.", hint="Give a folder on another disk."
+                f"{folder} is inside {source}, which is to be backed up.", hint="Use a folder on another disk."
             )
     found = {path.name for path in children(folder)}
     if found - _OWN_FOLDER or (found and not found & {MANIFEST_FILE, LOCK_FILE}):
         raise BackupPlaceError(
-            f"{folder} is not empty, and holds no backup.", hint="Give a new folder, or that of an earlier backup."
+            f"{folder} is not empty and contains no backup.",
+            hint="Use a new folder, or the folder of an earlier backup.",
         )
     if MANIFEST_FILE in found:
         read_manifest(folder)
@@ -278,7 +280,8 @@ def _copy_database(path: Path, folder: Path) -> tuple[BackupManifest, list[str]]
         verdict = str(to.execute("PRAGMA quick_check(1)").fetchone()[0])
         if verdict != "ok":
             raise BackupDamagedError(
-                f"The database {path} is damaged: {verdict}", hint="Restore an earlier backup; keep this one apart."
+                f"The database {path} is damaged: {verdict}",
+                hint="Restore an earlier backup, and keep this database for analysis.",
             )
     with closing(Database(f"sqlite:///{part}")) as copy, copy.read() as session:
         revision = require_current(copy)
@@ -337,7 +340,9 @@ def _forget_others(folder: Path, copies: FileStore, manifest: BackupManifest) ->
 
 
 def _damaged(path: Path) -> BackupDamagedError:
-    return BackupDamagedError(f"{path} is damaged: it is not what was written.", hint="Take another backup.")
+    return BackupDamagedError(
+        f"{path} is damaged: its content differs from what was written.", hint="Create another backup."
+    )
 
 
 def _digest(content: dict[str, Any]) -> str:

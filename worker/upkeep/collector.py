@@ -1,4 +1,4 @@
-"""One kind of thing that grows without end, and the rule by which it goes; files as collectors see them."""
+"""A collector: one kind of data that grows, and the rule for deleting it; files as collectors see them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every collector there is. ``quantmill gc`` and the reconciler run the same ones.
+"""All collectors, shared by ``quantmill gc`` and the reconciler.
 
 Whatever grows belongs here: a new folder gets one more ``Collector`` in this list, and a table of rows that age one in
 ``OLD_ROWS``; and with it its count, its line in ``quantmill gc`` and its loop.
@@ -31,8 +31,8 @@ def collectors(settings: Settings, database: Database, store: FileStore) -> tupl
     return (
         Collector(
             "uploads",
-            "uploads, with the bytes received of unfinished ones",
-            f"{words(settings.upload_expiry_seconds)} after their last bytes; what was made of them stays",
+            "uploads, including the received bytes of unfinished ones",
+            f"{words(settings.upload_expiry_seconds)} after their last bytes; resources created from them are kept",
             _MINUTE,
             lambda: garbage.count_expired_uploads(database, store),
             lambda limit: garbage.expire_uploads(database, store, limit, expiry_seconds=settings.upload_expiry_seconds),
@@ -40,23 +40,23 @@ def collectors(settings: Settings, database: Database, store: FileStore) -> tupl
         *(_rows(settings, database, rows) for rows in OLD_ROWS),
         Collector(
             "files",
-            "stored files, to the trash",
-            f"once no row names them, {words(settings.garbage_age_seconds)} after they were stored",
+            "stored files, moved to the trash",
+            f"when no row refers to them, {words(settings.garbage_age_seconds)} after they were stored",
             _HOUR / 6,
             lambda: tally_of(garbage.unnamed_files(database, store, age_seconds=settings.garbage_age_seconds)),
             lambda limit: garbage.discard_garbage(database, store, limit, age_seconds=settings.garbage_age_seconds),
         ),
         Collector(
             "trash",
-            "files in the trash, for good",
-            f"after {words(settings.trash_seconds)}, if still no row names them",
+            "files in the trash, permanently",
+            f"after {words(settings.trash_seconds)}, if still no row refers to them",
             _HOUR / 6,
             lambda: tally_of(garbage.old_trash(store, age_seconds=settings.trash_seconds)),
             lambda limit: garbage.empty_trash(database, store, limit, age_seconds=settings.trash_seconds),
         ),
         Collector(
             "leftovers",
-            "parts of uploads and copies that were cut off",
+            "parts of interrupted uploads and copies",
             f"after {words(garbage.LEFTOVER_AGE_SECONDS)}",
             _HOUR,
             lambda: tally_of(garbage.leftovers(database, store)),
@@ -65,19 +65,19 @@ def collectors(settings: Settings, database: Database, store: FileStore) -> tupl
         _folders(
             "scratch",
             "working folders on this host",
-            f"of attempts that do not run, after {words(garbage.SCRATCH_AGE_SECONDS)}",
+            f"of attempts that are not running, after {words(garbage.SCRATCH_AGE_SECONDS)}",
             lambda: garbage.idle_scratch(database, settings.scratch_dir),
         ),
         _folders(
             "checkpoints",
             "checkpoints, in the shared folder and on this host",
-            "once their job has ended",
+            "when their job has ended",
             lambda: settled_checkpoints(settings, database),
         ),
         Collector(
             "cache",
-            "what jobs computed for later ones: all there is",
-            f"by its users, least recently used first, beyond {settings.cache_bytes} bytes",
+            "cached results of jobs (total size)",
+            f"by the jobs that use the cache, least recently used first, beyond {settings.cache_bytes} bytes",
             _HOUR,
             lambda: tally_of(
                 path for scope in children(settings.cache_dir) for path in children(scope) if path.name != LOCK_FILE

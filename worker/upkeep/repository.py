@@ -1,4 +1,4 @@
-"""Statements of upkeep: rows that go once they are old."""
+"""SQL statements of upkeep: deletion of old rows."""
 
 from __future__ import annotations
 
@@ -99,14 +99,14 @@ _MEMBERS = select(BatchMember.job_id).join(Job, Job.id == BatchMember.job_id).wh
 OLD_ROWS = (
     OldRows(
         "answers",
-        "answers kept for repeated requests",
+        "stored responses for repeated requests",
         "after {}",
         "idempotency_seconds",
         IdempotencyKey.created_at,
     ),
     OldRows(
         "progress",
-        "progress events; states, logs and metrics stay",
+        "progress events; states, logs and metrics are kept",
         "{} after the end of their job",
         "progress_retention_seconds",
         Job.finished_at,
@@ -123,7 +123,7 @@ OLD_ROWS = (
     ),
     OldRows(
         "runs",
-        "runs of schedules that have ended; their jobs stay",
+        "ended runs of schedules; their jobs are kept",
         "after {}",
         "schedule_run_retention_seconds",
         ScheduleRun.created_at,
@@ -132,7 +132,7 @@ OLD_ROWS = (
     OldRows(
         "jobs",
         "jobs with events, report and artifacts",
-        "{} after their end, unless something refers to them",
+        "{} after their end, unless another object refers to them",
         "job_retention_seconds",
         Job.finished_at,
         _unneeded,
@@ -141,7 +141,7 @@ OLD_ROWS = (
     OldRows(
         "batches",
         "batches",
-        "{} after they were made, once none of their jobs is there",
+        "{} after they were created, when all their jobs were deleted",
         "job_retention_seconds",
         Batch.created_at,
         lambda _: [~_MEMBERS.exists()],
@@ -149,7 +149,7 @@ OLD_ROWS = (
     ),
     _AuditRows(
         "audit",
-        "rows of the audit; the chain of the others begins behind them",
+        "entries of the audit log; the chain of the others starts after them",
         "after {}",
         "audit_retention_seconds",
         AuditEvent.at,

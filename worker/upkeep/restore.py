@@ -1,4 +1,4 @@
-"""Makes a data directory of a backup: a whole one, or none at all.
+"""Restores a data directory from a backup, completely or not at all.
 
 It is built beside its place, every file is verified on its way, and it is renamed when it is complete.
 """
@@ -6,6 +6,7 @@ It is built beside its place, every file is verified on its way, and it is renam
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from service.files import repository as files
 from service.jobs import transitions
 from service.jobs.schemas import Waiting
 from service.settings import Settings
-from service.storage import FileStore, file_sha256, sync_folder
+from service.storage import BLOCK_BYTES, FileStore, sync_folder
 from worker.embedded import LOCK_FILE, lock_data_dir
 from worker.repository import running_attempts
 from worker.upkeep import backup
@@ -34,7 +35,7 @@ from worker.upkeep.collector import children
 RESTORED = Waiting(
     code="restored",
     message="It was running when the backup was made that this service was restored from.",
-    hint="It runs again by itself.",
+    hint="It will run again automatically.",
 )
 
 
@@ -64,9 +65,9 @@ def restore_backup(settings: Settings, folder: Path) -> BackupManifest:
     manifest = backup.read_manifest(folder)
     if not is_known_revision(manifest.revision):
         raise BackupVersionError(
-            f"The backup was written by version {manifest.version}; this version, {VERSION}, does not know its schema "
-            f"{manifest.revision}.",
-            hint="Restore it with the version that wrote it, or a newer one.",
+            f"The backup was created by version {manifest.version}; this version, {VERSION}, does not "
+            f"support its schema {manifest.revision}.",
+            hint="Restore it with the version that created it, or a newer one.",
         )
     with backup.held(folder, writing=False), _built_beside(target) as place:
         database = place / backup.DATABASE_FILE
@@ -88,8 +89,8 @@ def _check_empty(target: Path) -> None:
         raise _not_empty(target)
     if target.is_mount():
         raise BackupUnsupportedError(
-            f"{target} is a mount: nothing can be built beside it and take its place at once.",
-            hint="Give a new folder in it by --data-dir, and let the service use that one.",
+            f"{target} is a mount point, so it cannot be replaced atomically.",
+            hint="Give a new folder inside it with --data-dir, and configure the service to use that folder.",
         )
 
 
@@ -126,13 +127,18 @@ def _rename(place: Path, target: Path) -> None:
 
 
 def _copy_verified(source: Path, file: CopiedFile, target: Path) -> None:
+    """Copy a file of the backup, and digest it on the way: a large one is read once."""
+    digest, size_bytes = hashlib.sha256(), 0
     try:
-        shutil.copyfile(source, target)
+        with source.open("rb") as read, target.open("wb") as written:
+            while block := read.read(BLOCK_BYTES):
+                digest.update(block)
+                size_bytes += written.write(block)
     except FileNotFoundError:
         raise _damaged(source, "is missing") from None
-    copied = CopiedFile(sha256=file_sha256(target), size_bytes=target.stat().st_size)
+    copied = CopiedFile(sha256=digest.hexdigest(), size_bytes=size_bytes)
     if copied != file:
-        raise _damaged(source, f"is damaged: it has {copied.size_bytes} bytes of sha256 {copied.sha256}")
+        raise _damaged(source, f"is damaged: it has {copied.size_bytes} bytes with sha256 {copied.sha256}")
 
 
 def _bring_up_to_date(url: str, manifest: BackupManifest) -> None:
@@ -141,7 +147,8 @@ def _bring_up_to_date(url: str, manifest: BackupManifest) -> None:
         named = {file.sha256 for file in files.list_named(session)}
         if lost := named - {file.sha256 for file in manifest.files} - {file.sha256 for file in manifest.missing}:
             raise BackupDamagedError(
-                f"The backup's database names {min(lost)}, which the backup does not have.", hint="Take another backup."
+                f"The database of the backup refers to {min(lost)}, which is missing from the backup.",
+                hint="Create another backup.",
             )
         for job_id, attempt in sorted(running_attempts(session)):
             transitions.interrupt(session, job_id, attempt, delay_seconds=0.0, waiting=RESTORED)
@@ -151,11 +158,12 @@ def _bring_up_to_date(url: str, manifest: BackupManifest) -> None:
 def _damaged(path: Path, how: str) -> BackupDamagedError:
     return BackupDamagedError(
         f"{path} {how}. Nothing was restored.",
-        hint="Restore another backup; quantmill backup --verify mends this one while its service is alive.",
+        hint="Restore another backup, or repair this one with quantmill backup --verify while its service is running.",
     )
 
 
 def _not_empty(target: Path) -> DataDirNotEmptyError:
     return DataDirNotEmptyError(
-        f"{target} is not empty. Nothing was restored.", hint="Give a new folder by --data-dir, or move this one away."
+        f"{target} is not empty. Nothing was restored.",
+        hint="Give a new folder with --data-dir, or move this one away.",
     )

@@ -1,4 +1,4 @@
-"""Verifies that stored files still have the bytes that their names say; what does not is flagged and not served.
+"""Verifies that stored files match their digests; damaged files are flagged and not served.
 
 A pass goes through every file that rows name, in the order of the digests, and is resumed where it stopped: the
 position is in the database. Names are read some hundred at a time, since no index has them in that order. A file that

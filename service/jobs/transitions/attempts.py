@@ -1,4 +1,4 @@
-"""What a worker does to the job it has claimed; what an attempt costs, and when the next begins."""
+"""Transitions by workers: claim, renew, end of an attempt; charging of attempts and pauses between them."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def spent(job: Job) -> bool:
 def exhausted(job: Job, reason: str) -> QuantmillError:
     """What a job fails with when its last attempt was used up by passing trouble."""
     return AttemptsExhaustedError(
-        f"The job failed on each of its {job.max_attempts} attempts, last because: {reason}",
-        hint="The worker's log tells more; if the model makes the runtime crash, leave out the node that does it.",
+        f"All {job.max_attempts} attempts of the job failed; the last error: {reason}",
+        hint="See the worker's log for details; if the model crashes the runtime, exclude the node that causes it.",
         stage=job.stage,
         attempt=job.attempt,
     )

@@ -1,4 +1,4 @@
-"""What clients do to jobs: submit them and ask for their end."""
+"""Transitions by clients: submit and cancel."""
 
 from __future__ import annotations
 

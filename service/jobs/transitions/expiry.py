@@ -1,4 +1,4 @@
-"""What the reconciler does to jobs whose worker or whose time is gone."""
+"""Transitions by the reconciler: expired leases and deadlines."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from service.tables.jobs import LIVE_STATES, UPLOAD_KINDS, USERS_KINDS
 WORKERS_LOST = "workers-lost"
 LATE_VALIDATION = Waiting(
     code="validation-overdue",
-    message="It was not validated in its time, which is no fault of what was uploaded; it is tried again.",
-    hint="See that a worker takes jobs of the queue inspect, and look into its log: it has too much to do, or hangs.",
+    message="The upload was not validated in time. The upload is not the cause; validation will be retried.",
+    hint="Check that a worker takes jobs from the queue inspect, and check its log: it may be overloaded or hanging.",
 )
 
 
@@ -133,7 +133,7 @@ def _overdue(session: Session, job: Job) -> Job | None:
     samples = "Use fewer samples, or raise QUANTMILL_JOB_DEADLINE_SECONDS."
     error = DeadlineExceededError(
         "The job did not end before its deadline.",
-        hint=samples if job.kind in USERS_KINDS else "Look into the workers' logs, then create it again.",
+        hint=samples if job.kind in USERS_KINDS else "Check the workers' logs, then create it again.",
         stage=job.stage,
     )
     return rows.fail(session, rows.MISS_DEADLINE, job.id, job.attempt, error.problem())
@@ -172,15 +172,15 @@ def _postpone(session: Session, job: Job) -> Job | None:
 def _expire(session: Session, job: Job) -> Job | None:
     if job.cancel_requested_at is not None:
         return rows.cancel(session, rows.EXPIRE_CANCEL, job)
-    silent = f"the worker {job.worker_id} fell silent"
+    silent = f"worker {job.worker_id} stopped responding"
     if not attempts.spent(job):
         delay = attempts.backoff_seconds(job.attempt)
         return rows.put_back(session, rows.EXPIRE, job, delay_seconds=delay, charged=True, reason=silent)
     if job.kind not in USERS_KINDS:
         return _try_again(session, job, silent)
     error = LeaseExpiredError(
-        f"The worker {job.worker_id} fell silent on attempt {job.attempt}, and no attempt is left.",
-        hint="The job may need more memory than its worker has; look into the worker's log, then submit it again.",
+        f"Worker {job.worker_id} stopped responding in attempt {job.attempt}, the last one.",
+        hint="The job may need more memory than its worker has. Check the worker's log, then submit the job again.",
         stage=job.stage,
         attempt=job.attempt,
     )
@@ -194,8 +194,9 @@ def _try_again(session: Session, job: Job, reason: str) -> Job | None:
     """
     waiting = Waiting(
         code=WORKERS_LOST,
-        message=f"Each worker that took it fell silent, last {job.worker_id}; it is tried again.",
-        hint="Look into the worker's log: it may need more memory than it has.",
+        message=f"Each worker that took the job stopped responding, most recently {job.worker_id}; the job will "
+        "be retried.",
+        hint="Check the worker's log: the job may need more memory than the worker has.",
     )
     return rows.put_back(
         session,

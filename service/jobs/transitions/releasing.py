@@ -1,4 +1,4 @@
-"""Marks queued jobs as released and takes the mark back; leases of running jobs, as the reconciler keeps them."""
+"""Marks queued jobs as released and removes the mark; lease maintenance by the reconciler."""
 
 from __future__ import annotations
 

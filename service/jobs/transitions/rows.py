@@ -1,4 +1,4 @@
-"""Every way in which a job's row may change, as data, and the guarded UPDATE that each of them is."""
+"""All transitions of a job's row, as data, and the guarded UPDATE of each."""
 
 from __future__ import annotations
 
@@ -52,19 +52,21 @@ class Transition:
         return (Job.state.in_(self.origins), *(guard.condition(attempt) for guard in self.guards))
 
 
-HELD = TransitionGuard("the attempt is the caller's", lambda attempt: Job.attempt == attempt)
-DUE = TransitionGuard("its time to start has come", lambda _: Job.not_before <= db_now())
+HELD = TransitionGuard("the caller holds the current attempt", lambda attempt: Job.attempt == attempt)
+DUE = TransitionGuard("its start time has been reached", lambda _: Job.not_before <= db_now())
 # Both are moments of one clock: only where it was put back is this true, but for transactions that overlap.
-AHEAD = TransitionGuard("it was queued by a clock that was ahead", lambda _: Job.queued_at > db_now() + OVERLAP_SECONDS)
+AHEAD = TransitionGuard(
+    "its queue time is in the future (the clock was set back)", lambda _: Job.queued_at > db_now() + OVERLAP_SECONDS
+)
 IN_TIME = TransitionGuard(
     "its deadline has not passed", lambda _: or_(Job.deadline_at.is_(None), Job.deadline_at > db_now())
 )
 OVERDUE = TransitionGuard("its deadline has passed", lambda _: Job.deadline_at < db_now())
-SILENT = TransitionGuard("its lease has run out", lambda _: Job.lease_until < db_now())
-WANTED = TransitionGuard("no cancel was requested", lambda _: Job.cancel_requested_at.is_(None))
+SILENT = TransitionGuard("its lease has expired", lambda _: Job.lease_until < db_now())
+WANTED = TransitionGuard("cancellation was not requested", lambda _: Job.cancel_requested_at.is_(None))
 VALIDATION = TransitionGuard("it validates an upload", lambda _: Job.kind.in_(UPLOAD_KINDS))
-NO_VALIDATION = TransitionGuard("it validates no upload", lambda _: Job.kind.not_in(UPLOAD_KINDS))
-UNWANTED = TransitionGuard("a cancel was requested", lambda _: Job.cancel_requested_at.is_not(None))
+NO_VALIDATION = TransitionGuard("it does not validate an upload", lambda _: Job.kind.not_in(UPLOAD_KINDS))
+UNWANTED = TransitionGuard("cancellation was requested", lambda _: Job.cancel_requested_at.is_not(None))
 _RUNNING = ("running",)
 _QUEUED = ("queued",)
 _LIVE = ("queued", "running")
@@ -175,7 +177,7 @@ def cancel(session: Session, transition: Transition, job: Job) -> Job | None:
     ended = {"lease_until": None, "cancel_requested_at": asked_at, "finished_at": now}
     moved = move(session, transition, job.id, job.attempt, {}, **ended)
     if moved is not None:
-        canceled = CanceledError("The validation was canceled.", hint="Create it again.")
+        canceled = CanceledError("The validation was canceled.", hint="Create the object again.")
         settlement.reject(session, moved, canceled.problem())
     return moved
 

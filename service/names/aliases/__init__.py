@@ -1,1 +1,1 @@
-"""Aliases: words that stand for a version of a name, moved from one to the next."""
+"""Aliases: names for a version, which can be moved to another version."""

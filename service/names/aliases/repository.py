@@ -1,4 +1,4 @@
-"""Statements about aliases. Whoever writes holds the name first (``hold_name``)."""
+"""SQL statements for aliases. Writers lock the name first (``hold_name``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTTP face of aliases: the same for models and datasets. A path names a version of the name by its id."""
+"""HTTP routes of aliases, the same for models and datasets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from service.names.aliases.schemas import (
 )
 from service.names.kinds import DATASETS, MODELS, Named, ResourceKind
 
-_PUT_RESPONSES: Responses = {201: {"model": AliasOut, "description": "It was made."}}
+_PUT_RESPONSES: Responses = {201: {"model": AliasOut, "description": "The alias was created."}}
 _PUT_REFUSALS = (InvalidAliasError, PreconditionFailedError, PreconditionRequiredError, TooManyAliasesError)
 
 
@@ -37,20 +37,20 @@ def alias_routes(kind: ResourceKind[Named]) -> APIRouter:
     """The routes for the aliases of one noun."""
     parameter = f"{kind.word}_id"
     router = APIRouter(prefix=f"/v1/{kind.word}s/{{{parameter}}}/aliases", tags=[f"{kind.word}s"])
-    noun: str = Path(alias=parameter, description=f"Any {kind.word} of the name.")
-    target: str = Path(alias=parameter, description=f"The {kind.word} that it is to stand for.")
+    noun: str = Path(alias=parameter, description=f"Any {kind.word} with the name.")
+    target: str = Path(alias=parameter, description=f"The {kind.word} that the alias will refer to.")
 
     @router.get("", name=f"list_{kind.word}_aliases")
     @reading
     def list_aliases(app: AppDep, principal: PrincipalDep, noun_id: str = noun) -> AliasList:
-        """All aliases of the name."""
+        """List all aliases of a name."""
         return AliasList(items=service.of(app, kind, principal.tenant_id, noun_id))
 
     @router.get(
         "/{alias}",
         name=f"get_{kind.word}_alias",
         response_model=AliasOut,
-        responses={304: {"description": "Not changed"}, **problems(AliasNotFoundError)},
+        responses={304: {"description": "Not modified"}, **problems(AliasNotFoundError)},
     )
     @reading
     def get_alias(
@@ -60,7 +60,7 @@ def alias_routes(kind: ResourceKind[Named]) -> APIRouter:
         if_none_match: Annotated[str | None, Header()] = None,
         noun_id: str = noun,
     ) -> Response:
-        """An alias of the name, and its ETag."""
+        """Get an alias of a name, with its ETag."""
         found = service.get(app, kind, principal.tenant_id, noun_id, alias)
         headers = {"ETag": found.etag, "Cache-Control": "no-cache"}
         if etag_matches(if_none_match, found.etag):
@@ -70,7 +70,7 @@ def alias_routes(kind: ResourceKind[Named]) -> APIRouter:
     @router.get("/{alias}/moves", name=f"list_{kind.word}_alias_moves", responses=problems(AliasNotFoundError))
     @reading
     def list_moves(alias: str, app: AppDep, principal: PrincipalDep, noun_id: str = noun) -> MoveList:
-        """Who moved the alias when: the last 100 moves, the newest first; also of one that has ended."""
+        """List who moved an alias and when: its last 100 moves, newest first; also for a deleted alias."""
         return MoveList(items=service.moves(app, kind, principal.tenant_id, noun_id, alias))
 
     @router.put(
@@ -87,7 +87,7 @@ def alias_routes(kind: ResourceKind[Named]) -> APIRouter:
         if_none_match: IfNoneMatch = None,
         noun_id: str = target,
     ) -> Response:
-        """Have the alias stand for this one: made with If-None-Match: *, moved with If-Match and its ETag."""
+        """Create an alias (If-None-Match: *), or move it to this version (If-Match with its ETag)."""
         conditions = Conditions(if_match, if_none_match)
         done = await app.writes.run(lambda: service.put(app, principal, kind, noun_id, alias, conditions))
         return _answer(done, 201 if done.is_new else 200, {"ETag": done.etag})
@@ -98,7 +98,7 @@ def alias_routes(kind: ResourceKind[Named]) -> APIRouter:
     async def delete_alias(
         alias: str, app: AppDep, principal: PrincipalDep, if_match: IfMatch = None, noun_id: str = noun
     ) -> Response:
-        """End an alias of the name; never an error to repeat, but with If-Match."""
+        """Delete an alias of a name. Safe to repeat, unless If-Match is given."""
         conditions = Conditions(if_match)
         await app.writes.run(lambda: service.drop(app, principal, kind, noun_id, alias, conditions))
         return Response(status_code=204)

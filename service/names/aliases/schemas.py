@@ -1,4 +1,4 @@
-"""Aliases as seen over HTTP, and their errors."""
+"""API schemas and errors of aliases."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from service.contracts.errors import QuantmillError
 
 
 class AliasLinks(BaseModel):
-    """Where to go from an alias."""
+    """Related URLs of an alias."""
 
     self: str
     target: str
@@ -18,20 +18,20 @@ class AliasLinks(BaseModel):
 
 
 class AliasOut(BaseModel):
-    """An alias: ``NAME@ALIAS`` names what it stands for."""
+    """An alias: ``NAME@ALIAS`` refers to a version of the name."""
 
     name: str
     alias: str
-    version: int = Field(description="That it stands for.")
-    id: str = Field(description="Of the model or dataset that it stands for.")
-    updated_by: str = Field(description="The key that has moved it last.")
+    version: int = Field(description="Version that the alias refers to.")
+    id: str = Field(description="Id of the model or dataset that the alias refers to.")
+    updated_by: str = Field(description="Id of the key that moved the alias last.")
     created_at: datetime
     updated_at: datetime
     links: AliasLinks
 
 
 class AliasList(BaseModel):
-    """All aliases of a name, in their order."""
+    """All aliases of a name, sorted."""
 
     items: list[AliasOut]
 
@@ -39,14 +39,16 @@ class AliasList(BaseModel):
 class MoveOut(BaseModel):
     """One move of an alias."""
 
-    version: int | None = Field(description="That it stood for from then on; null where it ended.")
-    id: str | None = Field(description="Of that version.")
-    by: str = Field(description="The key that has moved it.")
+    version: int | None = Field(
+        description="Version that the alias referred to after the move; null: the alias was deleted."
+    )
+    id: str | None = Field(description="Id of that version.")
+    by: str = Field(description="Id of the key that moved the alias.")
     at: datetime
 
 
 class MoveList(BaseModel):
-    """The last 100 moves of an alias, the newest first."""
+    """The last 100 moves of an alias, newest first."""
 
     items: list[MoveOut]
 
@@ -54,25 +56,26 @@ class MoveList(BaseModel):
 # Errors around aliases.
 
 
-class AliasNotFoundError(QuantmillError, code="alias-not-found", title="No such alias", status=404):
-    """The name has no such alias."""
+class AliasNotFoundError(QuantmillError, code="alias-not-found", title="Alias not found", status=404):
+    """The name does not have this alias."""
 
     def __init__(self, name: str, alias: str, known: list[str]) -> None:
-        there = f"It has {', '.join(known)}." if known else "It has none."
+        there = f"Its aliases: {', '.join(known)}." if known else "It has no aliases."
         super().__init__(f"{name!r} has no alias {alias!r}.", path_parameter="alias", hint=there)
 
 
-class InvalidAliasError(QuantmillError, code="invalid-alias", title="The alias is not valid", status=422):
-    """The word cannot be an alias."""
+class InvalidAliasError(QuantmillError, code="invalid-alias", title="Alias not valid", status=422):
+    """The alias does not have a valid form."""
 
     def __init__(self, alias: str) -> None:
         super().__init__(
-            f"{alias!r} cannot be an alias.",
+            f"{alias!r} is not a valid alias.",
             path_parameter="alias",
-            hint="An alias is up to 64 lower-case letters and digits, a letter first, parted by single '.', '_' or "
-            "'-', such as prod or eu-prod; 'latest' is taken.",
+            hint="An alias has up to 64 lower-case letters and digits, starts with a letter, and may "
+            "contain single '.', '_' or '-' as separators, such as prod or eu-prod; 'latest' is "
+            "reserved.",
         )
 
 
-class TooManyAliasesError(QuantmillError, code="too-many-aliases", title="The name has too many aliases", status=409):
-    """The name has as many aliases as a name may have."""
+class TooManyAliasesError(QuantmillError, code="too-many-aliases", title="Too many aliases", status=409):
+    """The name has the maximum number of aliases."""

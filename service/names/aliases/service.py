@@ -1,4 +1,4 @@
-"""Aliases: made, moved and ended under a condition, one request at a time for each name."""
+"""Aliases: created, moved and deleted under a precondition, one request at a time per name."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def put(
         raise InvalidAliasError(word)
     with app.database.write() as session:
         names.by_id(session, kind, by.tenant_id, noun_id)
-        conditions.require("Send If-None-Match: * to make it, If-Match with its ETag to move it.")
+        conditions.require("Send If-None-Match: * to create the alias, or If-Match with its ETag to move it.")
         row = hold_named(session, kind, by.tenant_id, noun_id)
         known = repository.alias_of(session, kind, by.tenant_id, row.name, word)
         conditions.check(None if known is None else etag_of(known), f"alias {word!r} of {row.name!r}")
@@ -165,7 +165,10 @@ def _moved(
     if known is not None and known.noun_id == row.id:
         return ShownAlias(alias_out(kind, known), etag_of(known))
     if known is None and repository.count(session, kind, by.tenant_id, row.name) >= MOST_ALIASES:
-        raise TooManyAliasesError(f"{row.name!r} has {MOST_ALIASES} aliases.", hint="End some that nobody uses.")
+        raise TooManyAliasesError(
+            f"{row.name!r} has {MOST_ALIASES} aliases, which is the maximum.",
+            hint="Delete aliases that are no longer used.",
+        )
     previous = None if known is None else known.noun_id
     made = repository.point(session, kind, row, word, by.actor, is_new=known is None)
     moved = {"id": row.id, "noun": kind.word, "name": row.name, "alias": word, "version": row.version}

@@ -82,7 +82,7 @@ def test_parameters_of_finetuning_arrive(key: str, value: Any, ours: str, expect
         assert pointer in translate(data).honoured
 
 
-OTHER_VALUES: dict[str, Any] = {"true or false": True, "a whole number": 3, "a text": "x"}
+OTHER_VALUES: dict[str, Any] = {"a boolean": True, "an integer": 3, "a string": "x"}
 
 
 @each("setting", [s for s in FINETUNE_SETTINGS if s.verdict != "honoured"])
@@ -99,7 +99,7 @@ def test_what_is_not_honoured_is_noted_or_refused_with_its_reason(setting: Any) 
 
 @each("setting", FINETUNE_SETTINGS)
 def test_a_wrong_type_is_refused_at_its_own_place(setting: Any) -> None:
-    wrong: Any = 5 if setting.kind in ("a text", "a list", "true or false", "anything") else "5"
+    wrong: Any = 5 if setting.kind in ("a string", "a list", "a boolean", "anything") else "5"
     if setting.method == "adaquant":
         wrong = "x"
     method = setting.method or "adaround"
@@ -110,11 +110,11 @@ def test_a_wrong_type_is_refused_at_its_own_place(setting: Any) -> None:
 @pytest.mark.parametrize(
     ("parameters", "pointer", "says"),
     [
-        ({"OptimDevice": "tpu"}, "OptimDevice", "must be cpu, cuda:0, hip:0 or the like"),
+        ({"OptimDevice": "tpu"}, "OptimDevice", "must be cpu, cuda:0, hip:0 or similar"),
         ({"OptimAlgorithm": "adamax"}, "OptimAlgorithm", "must be adaround or adaquant, not 'adamax'"),
         ({"num_iterations": 5}, "num_iterations", "did you mean 'NumIterations'?"),
         ({"TargetOpType": ["Conv", "Add"]}, "TargetOpType/1", "'Add' is not finetuned"),
-        ({"TargetOpType": []}, "TargetOpType", "leave include_fast_ft out"),
+        ({"TargetOpType": []}, "TargetOpType", "omit include_fast_ft"),
         ({"LRAdjust": [1.0]}, "LRAdjust", "[threshold, learning rate]"),
         ({"BetaRange": [1]}, "BetaRange", "[first, last]"),
         ({"MemOptLevel": 3}, "MemOptLevel", ""),
@@ -129,9 +129,9 @@ def test_bad_values_of_finetuning(parameters: dict[str, Any], pointer: str, says
 
 def test_what_is_not_taken_as_it_is_is_noted() -> None:
     for parameters, key, says, device in (
-        ({"OptimDevice": "cuda:2,3"}, "OptimDevice", "the first is used", "cuda:2"),
-        ({"OptimAlgorithm": "adaquant", "RegParam": 0.5}, "RegParam", "it concerns adaround only", "auto"),
-        ({"UpdateBias": True}, "UpdateBias", "it concerns adaquant only", "auto"),
+        ({"OptimDevice": "cuda:2,3"}, "OptimDevice", "only the first of the devices", "cuda:2"),
+        ({"OptimAlgorithm": "adaquant", "RegParam": 0.5}, "RegParam", "it applies to adaround only", "auto"),
+        ({"UpdateBias": True}, "UpdateBias", "it applies to adaquant only", "auto"),
     ):
         data = fast(**parameters)
         assert says in notes(data)[f"/extra_options/FastFinetune/{key}"]
@@ -163,7 +163,7 @@ def test_numbers_of_ones_own_choose_the_descent_that_they_are_for(key: str, valu
     data = fast(**{key: value})
     assert algorithms(data)[0]["solver"] == "gradient"
     told = notes(data)
-    assert "AdaRound runs by gradient descent" in told[f"/extra_options/FastFinetune/{key}"]
+    assert "AdaRound uses gradient descent" in told[f"/extra_options/FastFinetune/{key}"]
     assert "coordinate descent" not in told["/include_fast_ft"]
 
 
@@ -177,7 +177,7 @@ def test_numbers_that_quark_has_by_default_choose_nothing_and_say_so() -> None:
     ):
         (found,) = algorithms(data)
         assert found["solver"] == "moments"
-        assert "plays no part with solver moments" in notes(data)[at]
+        assert "has no effect with solver moments" in notes(data)[at]
 
 
 @each("method", ["adaround", "adaquant"])
@@ -211,7 +211,7 @@ def test_equalization_keeps_quarks_defaults_and_may_replace_clips() -> None:
         (found,) = algorithms(data)
         assert (found["steps"], found["scale_use_threshold"], found["weight_threshold"]) == (1, True, 0.5)
         assert found["scale_append_bias"] is True
-        assert any("CLESteps -1" in told or "-1 goes on" in told for told in notes(data).values())
+        assert any("CLESteps -1" in told or "-1 runs until" in told for told in notes(data).values())
     (smooth,) = algorithms({"include_cle": False, "include_sq": True})
     assert smooth["alpha"] == 0.5
     assert algorithms(classes({"name": "cle", "cle_balance_method": "max"})) == algorithms(classes("cle"))
@@ -224,7 +224,7 @@ def test_equalization_keeps_quarks_defaults_and_may_replace_clips() -> None:
         assert translate(both).config["preparation"]["clip6_to_relu"] is True
 
 
-VALUES = {"a whole number": 9, "a number": 0.25, "true or false": False}
+VALUES = {"an integer": 9, "a number": 0.25, "a boolean": False}
 SHARED = [s for settings in PARAMETERS.values() for s in settings if s.option != "CLEBalanceMethod"]
 
 
@@ -248,7 +248,11 @@ NPU_CNN = {"calibrate_method": "PowerOfTwoMethod.MinMSE", "enable_npu_cnn": True
     ("data", "pointer", "says"),
     [
         (classes("adaquant", "bias_correction", "adaround"), "/algo_config/2", "both choose"),
-        (classes("cle", {"name": "cle"}), "/algo_config/1", "cle stands there already, at /config/algo_config/0"),
+        (
+            classes("cle", {"name": "cle"}),
+            "/algo_config/1",
+            "cle is given twice; the first is at /config/algo_config/0",
+        ),
         (classes({"name": "adaround", "cle_steps": 3}), "/algo_config/0/cle_steps", "unknown key"),
         (classes("adaround", FastFinetune=QUANT), f"{FINETUNING}/OptimAlgorithm", "algo_config/0 asks for adaround"),
         ({"use_dynamic_quant": True, "include_cle": True}, "", "remove cross_layer_equalization"),

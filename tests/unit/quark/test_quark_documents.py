@@ -75,21 +75,29 @@ def layers(input_tensors: Any = INT8, weight: Any = INT8, **changes: Any) -> dic
         ({"weight_type": "QInt32"}, "/weight_type", "int32 cannot be translated as the type of weights"),
         ({"quant_format": "VitisQuantFormat.FixNeuron"}, "/quant_format", "VitisQuantFormat.QDQ"),
         (extra(WeightSymetric=True), "/extra_options/WeightSymetric", "'WeightSymmetric'"),
-        (extra(include_cle=True), "/extra_options/include_cle", "belongs beside extra_options"),
-        ({"SmoothAlpha": 0.5}, "/SmoothAlpha", "belongs into extra_options"),
-        ({"include_rotation": True}, "/include_rotation", "the algorithm rotation is not there yet"),
-        (extra(UseGPTQ=True), "/extra_options/UseGPTQ", "the algorithm gptq is not there yet"),
+        (extra(include_cle=True), "/extra_options/include_cle", "belongs next to extra_options"),
+        ({"SmoothAlpha": 0.5}, "/SmoothAlpha", "belongs in extra_options"),
+        ({"include_rotation": True}, "/include_rotation", "the algorithm rotation is not supported yet"),
+        (extra(UseGPTQ=True), "/extra_options/UseGPTQ", "the algorithm gptq is not supported yet"),
         ({"extra_options": []}, "/extra_options", "must be an object"),
         (BFP, "/activation_type", "BFPAttributes"),
-        ({**BFP, **extra(BFPAttributes={"axis": 0})}, "/extra_options/BFPAttributes/axis", "always 1"),
+        ({**BFP, **extra(BFPAttributes={"axis": 0})}, "/extra_options/BFPAttributes/axis", "must be 1"),
         ({**MX, **extra(MXAttributes={"element_dtype": "fp5"})}, f"{MX_ATTRIBUTES}/element_dtype", "fp8_e5m2"),
         ({"enable_npu_cnn": True}, "/enable_npu_cnn", "power-of-two"),
         ({**NPU_CNN, "per_channel": True}, "/per_channel", "no per_channel"),
         ({**NPU_CNN, **extra(ActivationSymmetric=False)}, "/extra_options/ActivationSymmetric", "symmetric"),
-        ({"enable_npu_cnn": True, "enable_npu_transformer": True}, "/enable_npu_transformer", "exclude each other"),
-        ({"optimize_model": True, **extra(OptimizeModel=False)}, "/extra_options/OptimizeModel", "otherwise at"),
+        ({"enable_npu_cnn": True, "enable_npu_transformer": True}, "/enable_npu_transformer", "mutually exclusive"),
+        (
+            {"optimize_model": True, **extra(OptimizeModel=False)},
+            "/extra_options/OptimizeModel",
+            "a different value at",
+        ),
         ({"input_nodes": ["a"]}, "/input_nodes", "both"),
-        ({"op_types_to_quantize": ["Conv"], "nodes_to_quantize": ["n"]}, "/nodes_to_quantize", "only one way"),
+        (
+            {"op_types_to_quantize": ["Conv"], "nodes_to_quantize": ["n"]},
+            "/nodes_to_quantize",
+            "only one kind of selection",
+        ),
         ({"nodes_to_exclude": [5]}, "/nodes_to_exclude/0", "must be a name"),
         ({"nodes_to_exclude": ["^(.*"]}, "/nodes_to_exclude/0", "not a regular expression"),
         ({"nodes_to_exclude": ["^abc"]}, "/nodes_to_exclude/0", "'.*'"),
@@ -97,10 +105,10 @@ def layers(input_tensors: Any = INT8, weight: Any = INT8, **changes: Any) -> dic
         (extra(FixShapes="input=[1]"), "/extra_options/FixShapes", "input:[1,3,224,224]"),
         ([], "", "must be an object"),
         ({"global_quant_config": {}, "x": 1}, "/x", "unknown key"),
-        ({"global_quant_config": {"per_channel": 1}}, "/global_quant_config/per_channel", "true or false"),
+        ({"global_quant_config": {"per_channel": 1}}, "/global_quant_config/per_channel", "a boolean"),
         ("XINT9", "", "did you mean 'xint8'?"),
-        ({"preset": "XINT8", "weight_type": "QInt8"}, "/weight_type", "write the config out"),
-        ({"global_config": {"weight": INT8}}, "/global_config", "input_tensors are missing"),
+        ({"preset": "XINT8", "weight_type": "QInt8"}, "/weight_type", "give the full config"),
+        ({"global_config": {"weight": INT8}}, "/global_config", "input_tensors is missing"),
         ({"global_config": {"input_tensors": INT8}}, "/global_config", "weight is missing"),
         (layers({**INT8, "data_type": "Int9"}), f"{GLOBAL}/data_type", "known: Int8"),
         (layers({**INT8, "scale_type": "x"}), f"{GLOBAL}/scale_type", "ScaleType.Float32"),
@@ -143,7 +151,7 @@ def test_all_problems_are_told_at_once_and_point_into_the_document_as_it_was_sen
 
 def test_options_of_another_method_and_missing_equalization_are_noted() -> None:
     told = notes({"include_cle": False, **extra(Percentile=99.0, CalibWorkerNum=8)})
-    assert "it concerns percentile, the method is minmax" in told["/extra_options/Percentile"]
+    assert "it applies to percentile, but the method is minmax" in told["/extra_options/Percentile"]
     assert "no effect here" in told["/extra_options/CalibWorkerNum"]
     assert "include_cle is not given" in notes({})[""]
     assert notes({"include_cle": False}) == {}

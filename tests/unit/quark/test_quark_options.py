@@ -182,8 +182,8 @@ def test_every_option_is_seen_to_do_what_it_is_said_to() -> None:
 
 # of every kind, values of it, the last one of another
 VALUES: dict[str, tuple[Any, ...]] = {
-    "true or false": (True, False, 1), "a whole number": (1, 64, 1000, "5"), "a number": (0.5, 99.0, "99"),
-    "a text": ("x", "All", "same", "mae", 5), "a list": ([], ["x"], "Conv"), "an object": ({}, {"x": 1}, ["x"]),
+    "a boolean": (True, False, 1), "an integer": (1, 64, 1000, "5"), "a number": (0.5, 99.0, "99"),
+    "a string": ("x", "All", "same", "mae", 5), "a list": ([], ["x"], "Conv"), "an object": ({}, {"x": 1}, ["x"]),
     "anything": ("x", 1, [1], None),
 }  # fmt: skip
 CONTEXTS = (

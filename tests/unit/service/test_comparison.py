@@ -153,6 +153,20 @@ def test_only_the_same_samples_are_paired() -> None:
     assert paired(one, decisions([0, 1, 2], [0, 1, 2])) is None
     assert paired(one, decisions([0, 1], [0, 1], labeled=False)) is None
     assert paired(decisions([], []), decisions([], [])) is None
+    assert paired(decisions([0, 1], [-1, -1]), decisions([0, 1], [-1, -1])) is None  # none has a label
+
+
+def test_samples_without_a_label_do_not_count() -> None:
+    labels = np.array([1, -1, 2, -1])
+    written = [Written(), Written()]
+    for one, after in zip(written, ([1, 0, 2, 1], [0, 0, 2, -1]), strict=True):
+        one.update(np.array([1, 0, 0, 0]), np.array(after), labels)
+    assert written[0].arrays["quantized_correct"].tolist() == [1, 0, 1, 0]
+    first, second = (read_samples(packed(one.arrays)).decisions for one in written)
+    assert first is not None and second is not None
+    found = paired(first, second)
+    assert found is not None
+    assert (found.counts.lost, found.counts.won, found.counts.samples, found.drop_percent) == (1, 0, 2, 50.0)
 
 
 def test_equal_models_are_rarely_called_worse_and_worse_ones_mostly() -> None:

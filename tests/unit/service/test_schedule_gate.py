@@ -106,7 +106,7 @@ def test_what_is_not_known_is_undecided_and_falls(own: JobFigures, other: JobFig
 
 
 def test_before_the_first_accepted_job_nothing_can_be_worse_and_it_is_said() -> None:
-    first = BaselineFigures(None, "No job of this schedule was accepted before.", is_first=True)
+    first = BaselineFigures(None, "This schedule has not accepted any job yet.", is_first=True)
     judgement = judge(DROP, evidence("job_new", metric(1.0)), first)
     assert judgement.passed
     assert (only(judgement).reason, only(judgement).value) == (first.reason, None)

@@ -84,7 +84,7 @@ def test_every_preset_is_in_one_group_and_listed_with_its_words() -> None:
     assert (groups["a16w8_adaquant"], groups["bf16_mixed_bfp16_adaquant"]) == ("finetuned", "mixed")
     assert groups["a16w8"] == "quark"
     text = as_text(find(None), with_pending=True)
-    assert text.index("Presets of ours:") < text.index("mixed precision:") < text.index("Not offered:")
+    assert text.index("Quantmill presets:") < text.index("mixed precision:") < text.index("Not available:")
     for preset in PRESETS.values():
         for word in (preset.name, preset.description, *preset.aliases, *preset.quark_names, *preset.notes):
             assert word in text

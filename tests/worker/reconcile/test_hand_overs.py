@@ -155,7 +155,7 @@ def test_500_then_200_is_the_same_twice(front: Front, out: Out) -> None:
         out.carry(server)
         (item,) = front.http.get(f"/v1/jobs/{job_id}/hand-over").json()["items"]
         assert (item["state"], item["reason"], item["last_status"], item["attempts"]) == ("pending", "status", 500, 1)
-        assert item["detail"] == f"{HOST}:{server.port} answered 500."
+        assert item["detail"] == f"{HOST}:{server.port} responded with 500."
         assert out.carry(server) == 0, "it is not due yet"
         front.http.patch(f"/v1/jobs/{job_id}", json={"name": "called otherwise since"})
         out.carry(server, times=3)
@@ -172,7 +172,7 @@ def test_a_refusal_is_not_asked_for_again(front: Front, out: Out, status: int) -
         out.carry(server)
     assert states(front, job_id) == [("failed", "status")] * 2
     assert {row.sealed for row in rows(front.app.database)} == {None}
-    assert f"failed. {HOST}:{server.port} answered {status}." in logs(front, job_id)
+    assert f"failed. {HOST}:{server.port} responded with {status}." in logs(front, job_id)
 
 
 @pytest.mark.parametrize("status", [202, 307, 408, 429])
@@ -197,7 +197,7 @@ def test_of_what_a_store_says_its_code_alone_is_kept(front: Front, out: Out, cap
         job_id = handed(front, put(server.port), post(server.port))
         out.carry(server)
         page = front.http.get(f"/v1/jobs/{job_id}/hand-over")
-        assert page.json()["items"][0]["detail"] == f"{HOST}:{server.port} answered 403 (AccessDenied)."
+        assert page.json()["items"][0]["detail"] == f"{HOST}:{server.port} responded with 403 (AccessDenied)."
     for secret in ("5ec2e7c0ffee", "/b/model", TOKEN):
         assert secret not in page.text
         assert secret not in caplog.text

@@ -209,6 +209,19 @@ def test_every_flipped_byte_is_refused(bench: Workbench, copy: Path, elsewhere: 
     assert FileStore(elsewhere.storage_dir).path(stored.name).read_bytes() == b"some data"
 
 
+def test_restoring_reads_each_file_once(bench: Workbench, copy: Path, elsewhere: Settings) -> None:
+    size_bytes = 16 * 1024 * 1024
+    bench.add_dataset(bytes(size_bytes))
+    make_backup(bench.settings, copy)
+
+    def read_bytes() -> int:
+        return int(Path("/proc/self/io").read_text().split()[1])
+
+    before = read_bytes()
+    restore_backup(elsewhere, copy)
+    assert size_bytes <= read_bytes() - before < 1.5 * size_bytes
+
+
 def test_damaged_and_missing_files_are_told_and_the_rest_is_copied(bench, copy, elsewhere):
     for data in (b"whole", b"damaged", b"missing", b"unreadable"):
         bench.add_dataset(data)

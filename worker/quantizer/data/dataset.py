@@ -15,7 +15,14 @@ from typing import Any
 import numpy as np
 
 from service.contracts.compatibility import fed_shape
-from service.contracts.dataset import DatasetSummary, FileFormat, InputSpec, PreprocessingSpec, Thumbnails
+from service.contracts.dataset import (
+    UNLABELLED,
+    DatasetSummary,
+    FileFormat,
+    InputSpec,
+    PreprocessingSpec,
+    Thumbnails,
+)
 from service.contracts.errors import DatasetMismatchError
 from service.contracts.model import TensorInfo
 from worker.quantizer.data.array_files import detect_format, read_npz, read_safetensors
@@ -78,11 +85,15 @@ class OpenDataset:
 
     @cached_property
     def labels(self) -> Labels | None:
-        """Class numbers, int64 [samples], those of one-hot labels included; None if there are no labels, or others."""
+        """Class numbers, int64 [samples], those of one-hot labels included; -1 where a sample has no label.
+
+        None if there are no labels, no sample has one, or they are not class numbers.
+        """
         stored = self.selection.labels
         if stored is None:
             return None
-        return read_labels(stored) if are_classes(stored) else one_hot_classes(stored)
+        found = read_labels(stored) if are_classes(stored) else one_hot_classes(stored)
+        return None if found is None or (found == UNLABELLED).all() else found
 
     @cached_property
     def summary(self) -> DatasetSummary:

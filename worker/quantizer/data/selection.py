@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from service.contracts.base import below
-from service.contracts.dataset import DEFAULT_LABELS, PreprocessingSpec
+from service.contracts.dataset import DEFAULT_LABELS, UNLABELLED, PreprocessingSpec
 from service.contracts.errors import (
     DatasetArraysError,
     DatasetLabelsError,
@@ -244,19 +244,19 @@ def _listed(stored: Mapping[str, Any]) -> str:
 
 
 def read_labels(array: ArraySource) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """All class numbers as int64 [samples].
+    """All class numbers as int64 [samples]; -1 where a sample has no label.
 
     Raises:
-        DatasetLabelsError: a negative label, or one beyond int64.
+        DatasetLabelsError: another negative label, or one beyond int64.
     """
     with closing(array.open()) as reader:
         values = reader.read(array.shape[0]).reshape(-1)
     wide = values.astype(np.int64)
-    bad = np.flatnonzero(wide < 0)  # what is beyond int64 wraps around to negative
+    bad = np.flatnonzero((wide < 0) & ((wide != UNLABELLED) | (values > 0)))  # beyond int64 it wraps around
     if bad.size:
         raise DatasetLabelsError(
             f"labels {array.name!r} contain {values[bad[0]]} at sample {int(bad[0])}; class numbers start at 0",
-            hint="Leave samples without a class out; store numbers that are no classes as floats.",
+            hint="Store -1 for a sample without a label; store numbers that are not classes as floats.",
             pointer=LABELS_POINTER,
             array=array.name,
             sample=int(bad[0]),

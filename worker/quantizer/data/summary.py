@@ -14,6 +14,7 @@ import numpy as np
 from service.contracts.dataset import (
     MAX_PROFILED_ARRAYS,
     MAX_WAVEFORMS,
+    UNLABELLED,
     WAVEFORM_COLUMNS,
     WAVEFORM_STEPS,
     ArraySummary,
@@ -29,7 +30,7 @@ from service.contracts.dataset import (
 from service.contracts.errors import NonFiniteDataError
 from service.contracts.sheets import sheet_numbers
 from worker.quantizer.data.ragged import RaggedArray, pieces, told_shape
-from worker.quantizer.data.selection import SelectedArrays
+from worker.quantizer.data.selection import SelectedArrays, are_classes
 from worker.quantizer.data.stored import Array, ArraySource, array_fault, sample_bytes
 from worker.quantizer.data.value_counts import ValueCounter, count_classes
 
@@ -87,7 +88,7 @@ class Profiler:
         """
         found = {name: counter.profile() for name, counter in self._values.items()}
         return DataProfile(
-            classes=None if classes is None else count_classes(classes),
+            classes=None if classes is None else count_classes(classes[classes != UNLABELLED]),
             values={name: one for name, one in found.items() if one is not None},
             waveforms=waveforms or (None if self._waves is None else self._waves.waveforms()),
         )
@@ -228,11 +229,14 @@ def _array_summary(array: ArraySource) -> ArraySummary:
 
 
 def _label_summary(array: ArraySource, classes: Array | None) -> LabelSummary:
+    known = None if classes is None else classes[classes != UNLABELLED]
+    samples = array.shape[0] if are_classes(array) else 0  # that may have a label
     return LabelSummary(
         array=array.name,
         count=array.shape[0],
-        minimum=None if classes is None else int(classes.min()),
-        maximum=None if classes is None else int(classes.max()),
+        minimum=None if known is None else int(known.min()),
+        maximum=None if known is None else int(known.max()),
+        unlabelled=samples - (0 if known is None else len(known)),
         dtype=array.dtype.name,
         shape=told_shape(array),
     )

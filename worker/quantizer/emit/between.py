@@ -13,8 +13,9 @@ From one pair to the next it computes on integers whatever it has a kernel for (
                                 nodes which move values.
 
 Behind the first two stands an operator that no optimization takes away, and that changes nothing: Max. Such a bias is
-added behind its layer, where TensorRT finds it as well as inside. The last one's bias gets the rank of what it is added
-to. What else the plan names is kept apart likewise.
+added behind its layer, where TensorRT finds it as well as inside. A product's bias gets the rank of what it is added
+to. Before the last ones the zero point is left out if it is 0, else stands Max, too. What else the plan names is kept
+apart likewise.
 """
 
 from __future__ import annotations
@@ -45,7 +46,6 @@ from worker.quantizer.graph.values import (
     users,
 )
 from worker.quantizer.numerics.integer import IntegerGrid, onnx_integers
-from worker.quantizer.ops.channels import MOVERS
 from worker.quantizer.ops.linear import linear_view
 from worker.quantizer.ops.table import named, operator
 from worker.quantizer.ops.windows import counts_beyond, has_gaps
@@ -57,6 +57,8 @@ _GEMM_RANK = 2
 # From here on QuantizeLinear names its type.
 TYPED_OPSET = 21
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
+# Behind these the runtime puts the pair that stands before them.
+_PASSED = ("MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
 
 
 def can_be_kept(value: ir.Value) -> bool:
@@ -104,24 +106,40 @@ def lengthen_biases(graph: ir.Graph, names: Names) -> None:
             _lengthen(graph, add, other_operand(add, node.outputs[0]), names)
 
 
-def leave_out_zero_points(graph: ir.Graph) -> None:
-    """Of pairs of int8 or 16 bits around 0 whose values a node moves, and hands on as floats: the runtime puts another
-    pair behind that node, with a type that is not valid beside a zero point. Since opset 21.
+def shield_moved(graph: ir.Graph, names: Names) -> None:
+    """Keep pairs of int8 from being put behind nodes that move their values, and hand them on as floats: they would be
+    of two types. Since opset 21.
     """
-    for node in graph:
+    for node in list(graph):
         if node.op_type != "DequantizeLinear" or len(node.inputs) < 3 or node.inputs[0] is None:
             continue
-        zero_point, maker = constant(node.inputs[2]), node.inputs[0].producer()
-        around_0 = zero_point is not None and zero_point.dtype != np.uint8 and not zero_point.any()
-        if around_0 and maker is not None and any(_moves_floats(reader) for reader in users(node.outputs[0])):
+        zero_point, restored = constant(node.inputs[2]), node.outputs[0]
+        if zero_point is None or zero_point.dtype != np.int8 or node.inputs[0].producer() is None:
+            continue
+        movers = [reader for reader in users(restored) if _moves_floats(reader)]
+        if movers and not zero_point.any():
             node.resize_inputs(2)
+        elif movers:
+            _put_between(graph, node, movers, names)
 
 
 def _moves_floats(node: ir.Node) -> bool:
-    """True if a node only moves values, and something reads them that does not make integers of them."""
+    """True if pairs are put behind a node, and something reads it that does not make integers of what it reads."""
     readers = [reader for value in node.outputs for reader in users(value)]
     given = any(value.is_graph_output() for value in node.outputs)
-    return node.op_type in MOVERS and (given or any(reader.op_type != "QuantizeLinear" for reader in readers))
+    return node.op_type in _PASSED and (given or any(reader.op_type != "QuantizeLinear" for reader in readers))
+
+
+def _put_between(graph: ir.Graph, node: ir.Node, readers: Collection[ir.Node], names: Names) -> None:
+    """Let some readers of a node read what Max makes of it, which is the same."""
+    value, stem = node.outputs[0], f"{node_name(node)}_lowest"
+    lowest = add_initializer(graph, names.free(stem), _lowest(value))
+    between = ir.node("Max", [value, lowest], name=names.free(f"{stem}_Max"))
+    made = between.outputs[0]
+    made.name, made.type, made.shape = names.free(f"{value.name}_kept"), value.type, value.shape
+    for usage in [usage for usage in value.uses() if usage.node in readers]:
+        usage.node.replace_input_with(usage.idx, made)
+    graph.insert_after(node, between)
 
 
 def _lengthen(graph: ir.Graph, add: ir.Node, bias: ir.Value | None, names: Names) -> None:

@@ -19,10 +19,10 @@ from worker.quantizer.emit.between import (
     TYPED_OPSET,
     drop_implied_activations,
     keep_apart,
-    leave_out_zero_points,
     lengthen_biases,
     limit_by_operands,
     limit_integers,
+    shield_moved,
 )
 from worker.quantizer.emit.contrib import has_kernel, write_product
 from worker.quantizer.emit.embeddings import Tables
@@ -94,7 +94,7 @@ def emit(model: ir.Model, plan: QuantizationPlan) -> Emitted:
     keep_apart(graph, writer.names, plan.kept_apart)
     if (opset_of(model) or 0) >= TYPED_OPSET:
         lengthen_biases(graph, writer.names)
-        leave_out_zero_points(graph)
+        shield_moved(graph, writer.names)
     model.producer_name, model.producer_version = PRODUCER, None
     return Emitted(model, restored)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from service.contracts.compatibility import class_count
+from service.contracts.dataset import UNLABELLED
 from service.contracts.evaluation import DEFAULT_METRIC, EvaluationSpec
 from service.contracts.evaluation_checks import find_output
 from service.contracts.metrics import ClassMetric, Metric, PerClassAccuracy, TopKMetric
@@ -114,7 +115,10 @@ def _chance(
     if found.kind == "perplexity":
         return None if classes is None else float(classes)
     labels, judged = data.labels, judged_by(spec, outputs, data)
-    if labels is None or judged is None or not len(labels):
+    if labels is None or judged is None:
+        return None
+    labels = labels[labels != UNLABELLED]
+    if not len(labels):
         return None
     if metric is None:
         rank = {"top1": 1, "top5": 5}.get(found.name)

@@ -17,8 +17,9 @@ import numpy as np
 
 from service.contracts.evaluation import AGREEMENT
 from service.contracts.report import Fidelity, GateClause, Interval, MetricFigures
+from service.contracts.report.figures import SANITY
 
-SANITY, SQNR = "sanity", "sqnr_db"
+SQNR = "sqnr_db"
 # Values that a model without any skill has, where chance is not known from the data.
 _WORST = {
     **dict.fromkeys(("f1", "precision", "recall", "mean_iou", "map", "per_class_accuracy"), 0.0),

@@ -28,6 +28,24 @@ _FIRST_LOOK_SAMPLES, _POOR_AGREEMENT_PERCENT, _POOR_SQNR_DB = 100, 95.0, 10.0
 DEFAULT_CONFIDENCE = 0.95
 
 
+class NoLongerFiniteError(EngineError):
+    """An output of the quantized model is NaN or Inf where the float model's is finite.
+
+    Args:
+        output: its name.
+        sample: the first such one.
+    """
+
+    def __init__(self, output: str, sample: int) -> None:
+        super().__init__(
+            f"the quantized model returns NaN or Inf in output {output!r}",
+            hint="Exclude the nodes with the lowest SQNR, or use percentile calibration.",
+            output=output,
+            sample=sample,
+        )
+        self.sample = sample
+
+
 @dataclass
 class _OutputFigures:
     distance: Distance = field(default_factory=Distance)
@@ -103,7 +121,8 @@ def compare(
         on_poor: called once, early on, if the models' first outputs turn out to be far apart.
 
     Raises:
-        EngineError: a model fails to run, or the quantized model returns NaN or Inf where the float model does not.
+        EngineError: a model fails to run; NoLongerFiniteError: the quantized model returns NaN or Inf where the float
+            model does not.
         InvalidConfigError: an output or a label does not fit a declared metric.
         CanceledError: the run was canceled.
     """
@@ -120,7 +139,7 @@ def compare(
     expected = reference.outputs(run, batch_size=_EVALUATION_BATCH, last=limit, arrays=metrics.arrays)
     for twins in side_by_side(quantized, expected, run):
         for name, one, other in twins.pairs():
-            _update(figures[name], name, one, other, twins.batch.valid)
+            _update(figures[name], name, one, other, twins.batch)
             if name in decided:
                 decided[name].update(one, other, _labels(twins.batch, labels[name]))
         float_set.update(twins.batch, twins.expected)
@@ -164,14 +183,13 @@ def _labels(batch: SampleBatch, array: str | None) -> np.ndarray | None:
     return batch.labels if array is None and found is None else found
 
 
-def _update(figures: _OutputFigures, name: str, expected: np.ndarray, got: np.ndarray, samples: int) -> None:
+def _update(figures: _OutputFigures, name: str, expected: np.ndarray, got: np.ndarray, batch: SampleBatch) -> None:
+    samples = batch.valid
     if expected.dtype.kind == "f":
         if np.isfinite(expected).all() and not np.isfinite(got).all():
-            raise EngineError(
-                f"the quantized model returns NaN or Inf in output {name!r}",
-                hint="Exclude the nodes with the lowest SQNR, or use percentile calibration.",
-                output=name,
-            )
+            rows = np.argwhere(~np.isfinite(got))
+            each = got.ndim > 0 and len(got) == samples
+            raise NoLongerFiniteError(name, batch.start + (int(rows[0, 0]) if each else 0))
         figures.distance.update(expected, got)
         figures.powers.add(power_sums(expected, got, samples), samples=samples)
     figures.agreement.update(expected, got, samples)

@@ -60,7 +60,9 @@ class OutputDecisions:
         samples = len(before)
         fitting = labels is not None and labels.size == samples and labels.dtype.kind in "iu" and _holds(labels)
         label = labels.reshape(samples) if fitting and labels is not None else None
-        expected = before.reshape(samples) if label is None else label
+        expected = before.reshape(samples)
+        if label is not None:
+            expected = np.where(label < 0, expected, label)
         columns = {
             "float_class": _narrowed(before.reshape(samples)),
             "quantized_class": _narrowed(after.reshape(samples)),
@@ -82,7 +84,7 @@ class OutputDecisions:
         ``index``, ``float_class`` and ``quantized_class``, int32 or, where a number does not fit, int64;
         ``float_confidence``, the float model's probability of its own decision, and ``float_loss``, ``quantized_loss``,
         the cross-entropy in nats with the label, or else with that decision, float32, where it gives scores; with
-        labels also ``label``, ``float_correct`` and ``quantized_correct``.
+        labels also ``label``, ``float_correct`` and ``quantized_correct``: -1, 0 and 0 where a sample has none.
         """
         if not self.fits or not self._columns["float_class"]:
             return {}
@@ -90,7 +92,8 @@ class OutputDecisions:
         arrays = {"index": np.arange(len(found["float_class"]), dtype=np.int32), **found}
         if "label" in arrays:
             for model in ("float", "quantized"):
-                arrays[f"{model}_correct"] = (arrays[f"{model}_class"] == arrays["label"]).astype(np.uint8)
+                right = (arrays[f"{model}_class"] == arrays["label"]) & (arrays["label"] >= 0)
+                arrays[f"{model}_correct"] = right.astype(np.uint8)
         return arrays
 
     @property

@@ -23,8 +23,9 @@ from service.contracts.report import (
     ModelFigures,
     Verdict,
 )
+from service.contracts.report.figures import SANITY
 from worker.quantizer.evaluation.certainty import Figure, MetricDifference, negated
-from worker.quantizer.evaluation.collapse import SANITY, sanity_clause
+from worker.quantizer.evaluation.collapse import sanity_clause
 from worker.quantizer.evaluation.compare import ModelComparison
 from worker.quantizer.evaluation.metrics import rounded
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from service.contracts.dataset import InputSpec
+from service.contracts.dataset import UNLABELLED, InputSpec
 from service.contracts.errors import DatasetMismatchError, EngineError, UnsupportedModelError
 from service.contracts.model import TensorInfo
 from worker.quantizer.data import OpenDataset
@@ -292,14 +292,17 @@ class PairedTrial:
                 scores = self._scores(scores, count, one.change)
             except (DatasetMismatchError, EngineError, UnsupportedModelError):
                 return None  # a model that cannot run on it does no better with it
-            (given, right), (loss, so_right) = (losses(s[:count], labels[:count]) for s in (self._given, scores))
+            known = np.flatnonzero(labels[:count] != UNLABELLED)
+            if not len(known):
+                continue
+            (given, right), (loss, so_right) = (losses(s[known], labels[known]) for s in (self._given, scores))
             sigmas = _ahead(given - loss)
             if sigmas < ahead:
                 return None
             won, lost = int((so_right & ~right).sum()), int((right & ~so_right).sum())
-            wins = won - lost >= max(2.0, _GAIN * count) and won >= _RATIO * lost
-            if count >= _FEWEST and sigmas >= _SIGMAS and wins:
-                return Better(one, float(right.mean()), float(so_right.mean()), count, sigmas)
+            wins = won - lost >= max(2.0, _GAIN * len(known)) and won >= _RATIO * lost
+            if len(known) >= _FEWEST and sigmas >= _SIGMAS and wins:
+                return Better(one, float(right.mean()), float(so_right.mean()), len(known), sigmas)
             if count < most:
                 return None
         return None

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from service.contracts.dataset import UNLABELLED
 from service.contracts.report.layers import Finding
 from service.contracts.specs import needs_calibration
 from worker.quantizer.data import OpenDataset
@@ -100,7 +101,7 @@ def _model_findings(case: Case, model: ir.Model | None, look: Look, services: Se
     decisions = _Decisions(judged, picked, first.outputs) if judged is not None else None
     labels, trusted = case.measured_on.labels, True
     if decisions is not None and decisions.fit and labels is not None:
-        yield from label_findings(labels, decisions.classes)
+        yield from label_findings(labels[labels != UNLABELLED], decisions.classes)
         run.check()
         if not decisions.hits.shows_skill:
             said = list(_guessing(case, decisions, services))
@@ -166,9 +167,12 @@ class _Decisions:
         if scores is None or labels is None or picked.labels is None or not self.fit:
             return
         self.classes = judged.classes if scores.ndim < 2 else scores.shape[1]
-        self.fit = scores.ndim < 2 or bool((picked.labels < scores.shape[1]).all())
-        self.decided = decided_of(scores, judged.rank)
-        self.labels = labels
+        known = labels != UNLABELLED
+        self.fit = bool(known.any()) and (scores.ndim < 2 or bool((picked.labels < scores.shape[1]).all()))
+        if not self.fit:
+            return
+        self.decided = decided_of(scores, judged.rank)[known]
+        self.labels = labels = labels[known]
         self.hits = hits_of(self.decided, labels) if len(set(labels.tolist())) > 1 else self._of_one_class()
 
     def _of_one_class(self) -> HitCounts:
@@ -220,9 +224,10 @@ def _decided(case: Case, judged: Judged, services: Services) -> tuple[Array, Arr
         scores = judged.scores([batch.cut(output) for output in expected.outputs.values()])
         if scores is None or batch.labels is None or len(scores) != len(batch.labels):
             break
-        found.append(decided_of(scores, judged.rank))
-        labels.append(batch.labels)
-        count += len(batch.labels)
+        known = batch.labels != UNLABELLED
+        found.append(decided_of(scores, judged.rank)[known])
+        labels.append(batch.labels[known])
+        count += int(known.sum())
         if count >= next_look:
             next_look *= 2
             if hits_of(np.concatenate(found), np.concatenate(labels)).is_clear:

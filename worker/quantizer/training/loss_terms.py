@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from service.contracts.algorithms.training import CrossEntropyLoss, DistillationLoss, GraphLoss, MeanSquareLoss
 from service.contracts.base import below, nearest_name
+from service.contracts.dataset import UNLABELLED
 from service.contracts.errors import InvalidConfigError
 from service.contracts.evaluation_checks import graph_feeds
 from service.contracts.metrics import GraphMetric
@@ -163,6 +164,8 @@ class CrossEntropyTerm(LossTerm):
         labels = self._array(self._spec.labels, "labels", arrays)
         if labels.dtype.kind not in "iub":
             raise self.unfit("labels", f"the labels are {labels.dtype}; class numbers are integers")
+        if self._ignored is None and labels.size == len(labels):  # one per sample
+            self._ignored = UNLABELLED
         self.axis = self._class_axis(tuple(values.shape), labels.shape)
         self._labels(values, arrays)
         self._probabilities = are_probabilities(values, self.axis)

@@ -7,6 +7,7 @@ in float. What helps neither way is told, and no gate is passed.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
@@ -71,6 +72,8 @@ def _read(node: onnx.NodeProto) -> Iterator[str]:
 
 _SAMPLES = 4
 _ROUNDS = 6
+# Before a node that makes NaN or Inf, which may only move what was rounded further ahead.
+_MOST_STEPS = 4
 # What the runtime makes of a graph costs more than in proportion.
 _MOST_NODES = 12_000
 _NATIVE = frozenset(
@@ -89,8 +92,13 @@ NOT_FINITE = declare(
 )
 
 
-def as_written(done: QuantizedDraft, builder: ModelBuilder) -> QuantizedDraft:
+def as_written(done: QuantizedDraft, builder: ModelBuilder, sample: int | None = None) -> QuantizedDraft:
     """The model, or another one of the same plan that onnxruntime computes as it is written; else one that says so.
+
+    Args:
+        done: the model.
+        builder: writes other ones.
+        sample: of the data that both models are compared on, to look at; None: a few calibration samples.
 
     Raises:
         EngineError: onnxruntime ends its process on the model.
@@ -101,7 +109,7 @@ def as_written(done: QuantizedDraft, builder: ModelBuilder) -> QuantizedDraft:
     services = builder.services
     with services.stages.stage("runtime_check"):
         services.run.progress("runtime_check")
-        return _Settling(done, builder).settled()
+        return _Settling(done, builder, sample).settled()
 
 
 @dataclass(frozen=True)
@@ -116,8 +124,8 @@ class _FoundDifference:
 
 
 class _Settling:
-    def __init__(self, done: QuantizedDraft, builder: ModelBuilder) -> None:
-        self._first, self._builder = done, builder
+    def __init__(self, done: QuantizedDraft, builder: ModelBuilder, sample: int | None) -> None:
+        self._first, self._builder, self._sample = done, builder, sample
         self._case, self._services = builder.case, builder.services
         self._outputs = _comparable(done)
         self._found = _FoundDifference()
@@ -131,7 +139,7 @@ class _Settling:
             reason = self._unfed()
         if reason is not None:
             return _told(self._first, f"the model was not run without onnxruntime's optimizations as well: {reason}")
-        done, tried, told, found = self._first, set[str](), list[str](), _FoundDifference()
+        done, tried, told, found = self._first, Counter[tuple[str, str]](), list[str](), _FoundDifference()
         for _ in range(_ROUNDS):
             looked = self._look(done)
             if isinstance(looked, str):
@@ -179,8 +187,12 @@ class _Settling:
         float16_nodes = {
             value.name for value in self._first.emitted.model.graph.inputs if value.dtype == ir.DataType.FLOAT16
         }
-        for first in spread(self._case.calibration_samples, _SAMPLES):
-            for one in self._case.expected_outputs(self._services.run, batch_size=1, first=first, last=first + 1):
+        reference, numbers = self._case.reference, [self._sample or 0]
+        if self._sample is None:
+            reference = replace(reference, data=self._case.calibration)
+            numbers = spread(self._case.calibration_samples, _SAMPLES)
+        for first in numbers:
+            for one in reference.outputs(self._services.run, batch_size=1, first=first, last=first + 1):
                 self._expected.append({name: np.asarray(one.outputs[name]) for name in self._outputs})
                 self._feeds.append(
                     {name: _fed(name, array, turned, float16_nodes) for name, array in one.batch.feeds.items()}
@@ -213,23 +225,24 @@ class _Settling:
         return both_ways(model, self._feeds, list(outputs), threads=self._services.threads, run=self._services.run)
 
     def _beginning(self, done: QuantizedDraft, found: _FoundDifference) -> str | None:
-        """The first tensor, by bisection, at which that begins."""
+        """The first tensor at which that begins: by bisection of what the tensors are made of, which is no line."""
         assert isinstance(done.content.runnable, bytes)  # noqa: S101 - seen to before
         model = onnx.load_from_string(done.content.runnable)
         there = {name for node in model.graph.node for name in node.output}
-        order = {name: k for k, name in enumerate(name for node in model.graph.node for name in node.output)}
         made = [name_of(value) for node in done.prepared.graph for value in node.outputs if is_float32(value)]
         restored = {done.emitted.restored.get(tensor, tensor): tensor for tensor in made}
-        names = sorted(restored.keys() & there, key=order.__getitem__)
-        low, high = 0, len(names)
-        while low < high:
-            middle = (low + high) // 2
+        made_of = _made_of(model, restored.keys() & there)
+        left, first = dict.fromkeys(made_of), None
+        while any(name != first for name in left):
             self._services.run.check()
-            if self._is_off(model, names[middle], restored[names[middle]], done, found):
-                high = middle
-            else:
-                low = middle + 1
-        return restored[names[low]] if low < len(names) else None
+            marks = sum(1 << place for place, name in enumerate(made_of) if name in left)
+            sizes = {name: (made_of[name] & marks).bit_count() for name in left if name != first}
+            middle = min(sizes, key=lambda name: abs(2 * sizes[name] - len(left)))
+            is_off = self._is_off(model, middle, restored[middle], done, found)
+            first = middle if is_off else first
+            kept = made_of[middle] if is_off else ~made_of[middle]
+            left = {name: None for place, name in enumerate(made_of) if name in left and kept >> place & 1}
+        return None if first is None or first not in left else restored[first]
 
     def _is_off(
         self, model: onnx.ModelProto, name: str, tensor: str, done: QuantizedDraft, found: _FoundDifference
@@ -246,29 +259,32 @@ class _Settling:
         return tensor_apart(optimized, plain, name, None if entry is None else entry.quantization)
 
     def _changed(
-        self, done: QuantizedDraft, tensor: str, found: _FoundDifference, tried: set[str]
+        self, done: QuantizedDraft, tensor: str, found: _FoundDifference, tried: Counter[tuple[str, str]]
     ) -> QuantizedDraft | None:
-        """The model with the node that makes a tensor kept apart, or, where that has been tried, in float."""
+        """The model with the node that makes a tensor kept apart, or, where that has been tried, in float; the longer
+        it is tried, the more of what comes before a node that makes NaN or Inf.
+        """
         draft = done.filled.draft
         value = next((made for node in draft.graph for made in node.outputs if made.name == tensor), None)
         maker = None if value is None else value.producer()
         if value is None or maker is None:
             return None
         apart = found.unbounded is None and draft.form is STATIC and maker.outputs[0] is value
-        if apart and tensor not in tried:
-            tried.add(tensor)
+        if apart and not tried["apart", tensor]:
+            tried["apart", tensor] += 1
             plan = draft.plan.copy()
             plan.kept_apart = plan.kept_apart | {tensor}
             return self._emitted(done, replace(draft, plan=plan))
         name = node_name(maker)
-        if name in tried or draft.form is not STATIC:
+        steps = tried["in float", name]
+        if draft.form is not STATIC or steps >= (1 if found.unbounded is None else _MOST_STEPS):
             return None
-        tried.add(name)
+        tried["in float", name] += 1
         entry = draft.plan.nodes.get(name)
-        nodes = [name]
-        if found.unbounded is not None or (entry is not None and entry.role is Role.FUSED):
-            makers = (value.producer() for value in maker.inputs if value is not None)
-            nodes += [node_name(before) for before in makers if before is not None]
+        if found.unbounded is not None:
+            nodes = _up_to_steps(maker, steps + 1)
+        else:
+            nodes = _up_to_steps(maker, 1 if entry is not None and entry.role is Role.FUSED else 0)
         reason = COMPUTED_OTHERWISE() if found.unbounded is None else NOT_FINITE()
         return self._emitted(done, without(draft, nodes, reason, self._case, self._services))
 
@@ -276,6 +292,32 @@ class _Settling:
         emitted = self._builder.emit(draft)
         drafts = [*done.filled.drafts[:-1], replace(draft, algorithm=done.filled.draft.algorithm)]
         return replace(emitted, filled=Filled(drafts, done.filled.outcomes))
+
+
+def _up_to_steps(node: ir.Node, steps: int) -> list[str]:
+    """Names of a node and of those from which so many steps or fewer lead to it."""
+    found = last = {node: None}
+    for _ in range(steps):
+        before = (value.producer() for one in last for value in one.inputs if value is not None)
+        last = {one: None for one in before if one is not None and one not in found}
+        found = found | last
+    return [node_name(one) for one in found]
+
+
+def _made_of(model: onnx.ModelProto, names: Collection[str]) -> dict[str, int]:
+    """By tensor of these, in order, which of them it is made of, itself included: a bit for each place in the order."""
+    found: dict[str, int] = {}
+    marks: dict[str, int] = {}
+    for node in model.graph.node:
+        read = 0
+        for name in _read(node):
+            read |= marks.get(name, 0)
+        for name in node.output:
+            marks[name] = read
+            if name in names:
+                marks[name] |= 1 << len(found)
+                found[name] = marks[name]
+    return found
 
 
 def _comparable(done: QuantizedDraft) -> list[str]:

@@ -17,6 +17,7 @@ from service.contracts.dataset import ArraySummary, InputSpec, LabelSummary, Pre
 from service.contracts.errors import DatasetArraysError, DatasetError, NonFiniteDataError
 from tests.support.each import each
 from worker.quantizer.data import ArrayDataset, inspect_dataset, open_dataset
+from worker.quantizer.data.summary import Profiler
 
 PLAIN = PreprocessingSpec()
 
@@ -110,6 +111,19 @@ def test_labels_may_be_other_than_class_numbers(tmp_path: Path, labels: np.ndarr
     np.testing.assert_array_equal(stored.open().read(4), labels)
     path.unlink()
     assert dataset.summary is summary  # it is computed once
+
+
+@pytest.mark.parametrize(
+    ("labels", "lowest", "highest", "without"), [([-1, 3, 2, -1], 2, 3, 2), ([-1, -1, -1, -1], None, None, 4)]
+)
+def test_minus_one_is_no_label(
+    tmp_path: Path, labels: list[int], lowest: int | None, highest: int | None, without: int
+) -> None:
+    dataset = open_dataset(saved(tmp_path, x=np.zeros((4, 2)), labels=np.array(labels)), PLAIN)
+    assert (None if dataset.labels is None else dataset.labels.tolist()) == (labels if highest else None)
+    found = dataset.summarized(Profiler(4096)).labels
+    assert found is not None
+    assert (found.minimum, found.maximum, found.unlabelled, found.count) == (lowest, highest, without, 4)
 
 
 def tensors(folder: Path, **arrays: Any) -> Path:
@@ -211,7 +225,7 @@ FAULTS = [
     ({"x": GOOD, "labels": np.array(1.5)}, PLAIN, "/labels", "dataset-labels", "a scalar"),
     ({"x": GOOD, "labels": np.array([None] * 4, object)}, PLAIN, "/labels", "dataset-labels", "pickled Python objects"),
     ({"x": GOOD, "labels": np.zeros((4, 0), np.int64)}, PLAIN, "/labels", "dataset-labels", "without a single element"),
-    ({"x": GOOD, "labels": np.array([0, 1, -1, 0])}, PLAIN, "/labels", "dataset-labels", "-1 at sample 2"),
+    ({"x": GOOD, "labels": np.array([0, -1, -2, 0])}, PLAIN, "/labels", "dataset-labels", "-2 at sample 2"),
     ({"x": GOOD, "labels": np.array([0, 1, 2, 2**64 - 1], np.uint64)}, PLAIN, "/labels", "dataset-labels", "sample 3"),
     # what the preprocessing names
     (

@@ -93,7 +93,7 @@ def test_what_is_not_compared_and_a_twin_that_returns_nan() -> None:
     broken[0, 0] = np.nan
     with pytest.raises(EngineError) as caught:
         compared(classifier(WEIGHT), classifier(broken), {"x": normal(9, 6)})
-    assert caught.value.where == {"output": "y"}
+    assert caught.value.where == {"output": "y", "sample": 0}
     assert caught.value.hint
     assert compared(classifier(broken), classifier(broken), {"x": normal(9, 6)}).fidelity.sqnr_db is None
 

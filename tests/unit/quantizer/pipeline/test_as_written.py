@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
@@ -54,6 +55,23 @@ def test_where_nothing_helps_no_gate_is_passed(quantized: Case, monkeypatch: pyt
     report = quantized(POOLS["apart"]).report
     assert (report.verdict, report.findings[0].code) == ("fail", "runtime-differs")
     assert [clause.clause for clause in report.gate if not clause.holds] == ["runtime_agreement"]
+
+
+@each("moved", ["", "u = Reshape(p, n) ", "t = Transpose<perm=[0,2,1]>(p) u = Transpose<perm=[0,2,1]>(t) "])
+def test_a_sample_that_nobody_looked_at_may_lose_its_variance(tmp_path: Path, moved: str) -> None:
+    p = "p" if moved else "u"
+    text = (
+        f"(float[N,2,7] x) => (float[N,2,7] y, float[N,2,7] z) {{ {p} = Relu(x) {moved}"
+        "y = MeanVarianceNormalization<axes=[-1]>(u) v = Sigmoid(x) z = Neg(v) }"
+    )
+    model = make_model(text, {"n": np.array([0, 2, 7])})
+    x = normal(16, 2, 7) + 5
+    rows = np.arange(1, 5)  # the first, the sixth, the eleventh and the last are looked at
+    x[rows] = 3 + rows[:, None, None] * 0.31 + 0.002 * np.arange(7, dtype=np.float32)
+    report = quantize_file(tmp_path, model, {"x": x}, config(target="qnn")).report
+    assert [layer.name for layer in report.layers if layer.reason_code == "not-finite"]
+    assert any("makes output y NaN or Inf" in note for note in report.notes)
+    assert report.fidelity.outputs[0].sqnr_db is not None
 
 
 @each("spared", ["Max", "nothing"])

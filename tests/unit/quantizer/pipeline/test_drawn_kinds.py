@@ -59,6 +59,15 @@ KINDS = {
         {"w": normal(4, 4, 2), "s": np.array([1]), "e": np.array([3]), "a": np.array([1])},
         {**INT8, "exclude": [{"op_type": "Slice"}]}, opset=21,
     ),
+    "the same through a pool": Kind(
+        "(float[N,4,6] x) => (float[N,4,4] y) { c = Conv(x, w) y = MaxPool<kernel_shape=[2]>(c) }",
+        {"w": normal(4, 4, 2)}, {**INT8, "exclude": [{"op_type": "MaxPool"}]}, opset=22,
+    ),
+    "the same not around 0": Kind(
+        "(float[N,4,6] x) => (float[N,5,4] y) { c = Conv(x, w) y = Transpose<perm=[0,2,1]>(c) }",
+        {"w": normal(4, 4, 2)},
+        {"activation": {"dtype": "int8", "symmetric": False}, "exclude": [{"op_type": "Transpose"}]}, opset=21,
+    ),
 }  # fmt: skip
 
 

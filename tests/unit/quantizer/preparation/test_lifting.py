@@ -47,6 +47,7 @@ def test_what_is_made_smaller(mode: str, scales: tuple[float, float]) -> None:
 @pytest.mark.parametrize("function", ["Hardmax", "Softmax", "LogSoftmax"])
 def test_functions_of_all_axes_from_theirs_on(function: str, axis: int) -> None:
     lifted(f"u = {function}<axis={axis}>(c)", 11)
+    lifted(f"d = Concat<axis=-1>(c, c) u = {function}<axis={axis}>(d)", 9)  # of a rank that is not inferred there
 
 
 @each("groups", [1, 2, 4])
@@ -68,6 +69,17 @@ def test_a_model_that_is_not_lifted_stays_as_it_was(monkeypatch: pytest.MonkeyPa
     np.testing.assert_allclose(
         run_onnx(ir.to_proto(prepared.model), FEEDS)["y"], run_onnx(model, FEEDS)["y"], rtol=1e-5
     )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "v = Unsqueeze<axes=[-1, 0]>(c) u = Squeeze<axes=[-1, 0]>(v)",
+        "u = Slice<starts=[1, -3], ends=[3, 9], axes=[2, -1]>(c)",
+    ],
+)
+def test_axes_that_count_from_the_end(text: str) -> None:
+    lifted(text, 9)
 
 
 @each("positive", [True, False])

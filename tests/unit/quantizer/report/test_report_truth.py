@@ -56,6 +56,24 @@ def test_more_calibration_samples_than_there_are(tmp_path: Path) -> None:
         assert (note in report.notes) == (wanted == 100)
 
 
+@each("metrics", [[], [{"kind": "top1"}]])
+def test_samples_without_a_label_count_in_agreement_alone(tmp_path: Path, metrics: list[dict[str, str]]) -> None:
+    settings, arrays = config(evaluation={"metrics": metrics}), data(24)
+    kept = np.arange(24) % 3 > 0
+    some = {**arrays, "labels": np.where(kept, arrays["labels"], -1)}
+    reports = [
+        quantize_file(tmp_path, network(), arrays, settings, evaluation=given).report
+        for given in (some, {name: array[kept] for name, array in arrays.items()}, arrays)
+    ]
+    assert reports[0].quantized.metrics["top1"] == reports[1].quantized.metrics["top1"]
+    assert reports[0].fidelity.top1_agreement == reports[2].fidelity.top1_agreement
+    assert reports[0].fidelity.samples == 24
+    note = (
+        "8 of 24 samples have no label (-1): they count in agreement and distances, not in what is measured by labels"
+    )
+    assert [note in report.notes for report in reports] == [True, False, False]
+
+
 def test_an_output_without_figures_is_explained(tmp_path: Path) -> None:
     model = make_model(
         "(float[N,4] x) => (float[N,3] y, float[N,4] z) { [fc] y = Gemm(x, w) [log] z = Log(x) }", {"w": normal(4, 3)}

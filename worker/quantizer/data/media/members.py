@@ -11,7 +11,7 @@ from typing import Any, Literal, NoReturn, Protocol
 
 import numpy as np
 
-from service.contracts.dataset import ArchiveKind
+from service.contracts.dataset import UNLABELLED, ArchiveKind
 from service.contracts.errors import DatasetFormatError, DatasetLabelsError
 from worker.quantizer.data.stored import LABELS_POINTER, file_pointer
 
@@ -250,8 +250,8 @@ def _rows(content: bytes, name: str) -> list[tuple[int, str, str]]:
 
 
 def _numbered(names: Sequence[str]) -> Labels:
-    """Class numbers where all names are numbers, else their places in the sorted order."""
-    if all(name.isascii() and name.isdigit() for name in names):
+    """Class numbers where all names are numbers or -1, else their places in the sorted order."""
+    if all(name.isascii() and (name.isdigit() or name == str(UNLABELLED)) for name in names):
         numbers = [int(name) if len(name) < 20 else _MAX_CLASS + 1 for name in names]
         if max(numbers) > _MAX_CLASS:
             _refuse(f"class number {names[numbers.index(max(numbers))]} is beyond {_MAX_CLASS}")

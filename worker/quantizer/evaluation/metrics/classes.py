@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from service.contracts.dataset import UNLABELLED
 from service.contracts.metrics import F1, ClassMetric, MeanIoU, PerClassAccuracy, Precision, TopKMetric
 from service.contracts.metrics.kinds import CountedMetric
 from worker.quantizer.data import SampleBatch
@@ -162,6 +163,8 @@ class ClassMeter(Meter):
         """Labels that count [rows], and which they are of all of them."""
         flat = labels.reshape(-1).astype(np.int64)
         kept = np.ones(len(flat), bool) if self._ignored is None else flat != self._ignored
+        if labels.size == len(labels):  # one of each sample
+            kept &= flat != UNLABELLED
         flat = flat[kept]
         most = _MOST_CLASSES if self._classes is None else self._classes
         wrong = flat[(flat < 0) | (flat >= most)]
@@ -379,18 +382,21 @@ class Accuracy:
         self.fits = can_fit and labels is not None and self.update(batch.cut(first), labels)
 
     def update(self, output: np.ndarray, labels: np.ndarray) -> bool:
-        """Take in one batch; False if the output is no classification of the labels."""
+        """Take in one batch; False if the output is no classification of the labels. Samples without a label do not
+        count.
+        """
+        known = labels != UNLABELLED
         if output.dtype.kind in "iu" and output.size == labels.size:
             found = {"top1": output.reshape(-1) == labels}
         else:
             scores = class_scores(output)
             if scores is None or scores.ndim != 2 or scores.shape[0] != labels.size or labels.max() >= scores.shape[1]:
                 return False
-            rank = ranks(scores, labels)
+            rank = ranks(scores, np.where(known, labels, 0))
             found = {"top1": rank < 1, "top5": rank < 5}
             self._has_top5 = scores.shape[1] > 5
         for name, hit in found.items():
-            self._hits[name].add(np.stack([hit, np.ones_like(hit)], axis=1).astype(np.uint8), samples=labels.size)
+            self._hits[name].add(np.stack([hit & known, known], axis=1).astype(np.uint8), samples=labels.size)
         return True
 
     @property
@@ -401,6 +407,7 @@ class Accuracy:
     @property
     def contributions(self) -> dict[str, Hits]:
         """Which samples are right, by name of the metric."""
-        if not self._hits["top1"].units or not self.fits:
+        top1 = self._hits["top1"]
+        if not top1.units or not self.fits or not top1.total[1]:
             return {}
         return {name: hits for name, hits in self._hits.items() if name == "top1" or self._has_top5}

@@ -33,6 +33,9 @@ from worker.quantizer.preparation.passes.shapes import first_output, infer_shape
 # Upsample, Resize below opset 11 are asymmetric; nearest takes the sample below, that above where it shrinks
 # (onnxruntime's kernel); Resize-11 is told otherwise by its defaults Hardmax below opset 13 takes all axes from its own
 # on as one GroupNormalization below opset 21 has scales and biases per group, then per channel
+#
+# Squeeze, Unsqueeze and Slice below opset 11 have no axes that count from the end, says onnx: its inference gives their
+# results, and what comes behind, other shapes than onnxruntime does
 
 _APART = "quantmill.lifting"  # the converter passes over operators of other domains
 
@@ -43,6 +46,8 @@ def before_conversion(model: ir.Model, opset: int, wanted: int) -> Callable[[ir.
     Returns:
         What is to be done with the lifted model.
     """
+    if opset < 11 <= wanted:
+        _take_axes_from_the_end(model)
     if any(node.op_type in ("Hardmax", "GroupNormalization") for node in model.graph.all_nodes()):
         infer_shapes(model)
     for node in list(model.graph.all_nodes()):
@@ -76,6 +81,32 @@ def undo_groups(model: ir.Model) -> None:
     model.graph.opset_imports.pop(_APART, None)
 
 
+def _take_axes_from_the_end(model: ir.Model) -> None:
+    """Bring such operators into the form of opset 13; the shapes that are known of what they have made are none."""
+    found = [
+        node
+        for node in model.graph.all_nodes()
+        if node.op_type in ("Squeeze", "Unsqueeze", "Slice") and node.domain in DEFAULT_DOMAINS
+        if "axes" in node.attributes and min(node.attributes["axes"].as_ints(), default=0) < 0
+    ]
+    if found:
+        for value in (value for node in model.graph.all_nodes() for value in node.outputs):
+            value.shape = value.shape if value.is_graph_output() else None
+    for node in found:
+        if not isinstance(node.graph, ir.Graph):
+            continue
+        operands = ("starts", "ends", "axes") if node.op_type == "Slice" else ("axes",)
+        names = Names(node.graph)
+        inputs = [
+            add_initializer(
+                node.graph, names.free(f"{node_name(node)}_{key}"), np.asarray(node.attributes[key].as_ints(), np.int64)
+            )
+            for key in operands
+        ]
+        made = ir.node(node.op_type, [node.inputs[0], *inputs], domain=_APART, name=node.name)
+        take_place(node, [made], made.outputs[0])
+
+
 def _resize(node: ir.Node, graph: ir.Graph) -> None:
     """Upsample and Resize of old as a Resize of opset 11 and later."""
     mode = string_attribute(node, "mode", "nearest")
@@ -96,10 +127,11 @@ def _flatten(node: ir.Node) -> None:
     """Hardmax along an inner axis: of a matrix of two axes, that gets its shape back."""
     value, axis = node.inputs[0], int_attribute(node, "axis", 1)
     rank = len(value.shape) if value is not None and value.shape is not None else None
-    if value is None or rank is None or axis % rank == rank - 1:
+    axis, last = (axis, -1) if rank is None else (axis % rank, rank - 1)
+    if value is None or axis == last:
         return
     shape = ir.node("Shape", [value])
-    flat = ir.node("Flatten", [value], attributes={"axis": axis % rank})
+    flat = ir.node("Flatten", [value], attributes={"axis": axis})
     hard = ir.node("Hardmax", [flat.outputs[0]], attributes={"axis": 1}, name=node_name(node))
     back = ir.node("Reshape", [hard.outputs[0], shape.outputs[0]])
     take_place(node, [shape, flat, hard, back], back.outputs[0])

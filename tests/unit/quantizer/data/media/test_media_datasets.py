@@ -61,6 +61,7 @@ def test_labels_by_folder(
         (True, "", "file,label\na/1.png,7\nb/2.png,0\n", [7, 0], None),
         (False, "", 'b/2.png,dog\r\n./a/1.png,"cat, small"\r\n', [0, 1], ("cat, small", "dog")),
         (False, "top/", "\ufeffFile, Label\n\na/1.png,5\nb/2.png,5", [5, 5], None),
+        (True, "", "a/1.png,-1\nb/2.png,3", [-1, 3], None),
     ],
 )
 def test_labels_by_table(
