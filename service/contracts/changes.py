@@ -200,11 +200,11 @@ def size_change(before: float | None, after: float | None) -> Change:
 
 
 def _interval_ratios(interval: Interval) -> str:
-    ends = (interval.low, interval.high) if interval.high > 1 else (interval.high, interval.low)
-    low, high = map(ratio_words, ends)
-    word = low.rpartition(" ")[2]
-    shared = word in ("faster", "slower") and high.endswith(word)
-    return f"{low.removesuffix(' ' + word) if shared else low} to {high}"
+    faster, slower = interval.high < 1, interval.low > 1
+    if faster or slower:
+        low, high = (interval.high, interval.low) if faster else (interval.low, interval.high)
+        return f"{max(low, 1 / low):.2f}x to {ratio_words(high)}" if low > 0 < high else "not measured"
+    return f"{ratio_words(interval.low)} to {ratio_words(interval.high)}"
 
 
 def _turned(interval: Interval, sign: float) -> Interval:

@@ -158,7 +158,7 @@ REPORT = """## The report
 - seconds and peak memory per stage;
 - a manifest (hashes, versions, resolved config, seed) that reproduces the same bytes.
 
-Its schema is at `/docs` under `Report`. JSON is the contract; the same report is also available as an HTML page, as
+Its schema is at `/docs` under `Report`. JSON is the contract; the same report is available as an HTML page, as
 Markdown, as JUnit XML and as [CSV](cli.md#report-formats).
 
 ### Latency
