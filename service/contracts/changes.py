@@ -164,10 +164,9 @@ def latency_change(ratio: float | None, interval: Interval | None = None, *, sig
     direction: Direction = "better" if ratio < 1 else "worse"
     if significant is False:
         return Change(NOT_SIGNIFICANT, direction, "", significant, told)
-    words = ratio_words(ratio)
-    if words == UNCHANGED:
-        return Change(words, "same", "", significant, told)
-    return Change(words, direction, "down" if ratio < 1 else "up", significant, told)
+    if round(max(ratio, 1 / ratio), 2) == 1:
+        return Change(UNCHANGED, "same", "", significant, told)
+    return Change(ratio_words(ratio), direction, "down" if ratio < 1 else "up", significant, told)
 
 
 def latency_change_of(latency: LatencyFigures) -> Change:
@@ -181,10 +180,10 @@ def ratio_words(ratio: float) -> str:
     """A ratio of latencies as "1.80x faster" or "2.25x slower"."""
     if ratio <= 0:
         return "not measured"
-    words = f"{max(ratio, 1 / ratio):.2f}x"
-    if words == "1.00x":
+    times = round(max(ratio, 1 / ratio), 2)
+    if times == 1:
         return UNCHANGED
-    return f"{words} {'faster' if ratio < 1 else 'slower'}"
+    return f"{times:.2f}x {'faster' if ratio < 1 else 'slower'}"
 
 
 def size_change(before: float | None, after: float | None) -> Change:
