@@ -143,7 +143,7 @@ def links(session: Session) -> Iterator[Link]:
 
 
 def page(
-    session: Session, *, tenant_id: str | None, before: int | None, limit: int, filters: AuditFilters
+    session: Session, *, tenant_id: str | None, before: int | None, limit: int, filters: AuditFilters = EVERYTHING
 ) -> list[AuditEvent]:
     """Rows, the newest first: of one tenant or of all, with numbers below ``before``."""
     statement = select(AuditEvent).order_by(AuditEvent.seq.desc()).limit(limit)

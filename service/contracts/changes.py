@@ -164,10 +164,9 @@ def latency_change(ratio: float | None, interval: Interval | None = None, *, sig
     direction: Direction = "better" if ratio < 1 else "worse"
     if significant is False:
         return Change(NOT_SIGNIFICANT, direction, "", significant, told)
-    words = ratio_words(ratio)
-    if words == UNCHANGED:
-        return Change(words, "same", "", significant, told)
-    return Change(words, direction, "down" if ratio < 1 else "up", significant, told)
+    if round(max(ratio, 1 / ratio), 2) == 1:
+        return Change(UNCHANGED, "same", "", significant, told)
+    return Change(ratio_words(ratio), direction, "down" if ratio < 1 else "up", significant, told)
 
 
 def latency_change_of(latency: LatencyFigures) -> Change:

@@ -121,7 +121,7 @@ def output_problems(metric: Reads, outputs: Sequence[TensorInfo]) -> Iterator[tu
             told = f"did you mean {near!r}?" if near else f"the model's outputs are {listed}"
             yield place, "output-unknown", f"the model has no output {ref!r}; {told}"
         elif outputs[names.index(name)].dtype == _TENSORS_ONLY:
-            yield place, "output-type", f"output {name!r} is no tensor of numbers"
+            yield place, "output-type", f"output {name!r} is not a numeric tensor"
 
 
 def label_problems(metric: Reads, data: DatasetSummary) -> Iterator[tuple[str, str, str]]:

@@ -51,9 +51,7 @@ class PreparationSpec(Contract):
     unshare_initializers: bool = Field(
         default=False, description="Give every reader of a shared weight or bias its own copy."
     )
-    nhwc_input: bool = Field(
-        default=False, description="Take 4-D inputs as NHWC: a Transpose is put behind each such input."
-    )
+    nhwc_input: bool = Field(default=False, description="Take 4-D inputs as NHWC: a Transpose follows each such input.")
     opset: int | None = Field(default=None, ge=13, le=30, description="Lift the model to this opset.")
     fixed_shapes: dict[str, tuple[Annotated[int, Field(ge=1, le=2**31 - 1)], ...]] = Field(
         default_factory=dict, max_length=1000, description="Shapes by input name, for inputs with dynamic axes."

@@ -70,7 +70,7 @@ class QuantizeTask(Contract):
     data_file: str = Field(
         default=DATA_FILE, pattern=FILE_PATTERN, description="Name of the external data of a model above 2 GB."
     )
-    weights: bool = Field(default=False, description="Write the model's weights as safetensors, too.")
+    weights: bool = Field(default=False, description="Also write the model's weights as safetensors.")
     graph: bool = Field(default=False, description="Also write graph.json, the prepared graph.")
 
 

@@ -30,7 +30,7 @@ class TrialFigures(Contract):
     latency_ratio: float | None = Field(default=None, description="Latency over that of the float model.")
     pareto: bool = Field(default=False, description="No other finalist is better in accuracy, bytes and latency.")
     chosen: bool = False
-    resumed: bool = Field(default=False, description="Its figures were taken over from an earlier attempt, or job.")
+    resumed: bool = Field(default=False, description="Its figures were reused from an earlier attempt or job.")
     file: str | None = Field(default=None, description="Its model among the job's files.")
     seconds: float
 

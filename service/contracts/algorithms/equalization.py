@@ -112,8 +112,8 @@ class OutlierChannels(AlgorithmBase):
     )
     insert_mul: bool = Field(
         default=True,
-        description="Let input_scale put a float Mul in front of a matrix product's quantizer where no constant before "
-        "it can take the scale in, and the target computes in floats too.",
+        description="Let input_scale insert a float Mul before a matrix product's quantizer where no constant before "
+        "it can absorb the scale and the target computes in floats, too.",
     )
 
 
@@ -136,8 +136,8 @@ class SmoothQuant(AlgorithmBase):
     )
     insert_mul: bool = Field(
         default=True,
-        description="Put a float Mul in front of a tensor's quantizer where no constant before it can take the scale "
-        "in; false leaves such tensors alone.",
+        description="Insert a float Mul before a tensor's quantizer where no constant before it can absorb the "
+        "scale; false: leave such tensors unchanged.",
     )
 
 
@@ -162,8 +162,8 @@ class Awq(AlgorithmBase):
     )
     insert_mul: bool = Field(
         default=False,
-        description="Put a Mul in front of layers where no constant before them can take the scale in; false leaves "
-        "them alone, so that the model does no more work than before.",
+        description="Insert a Mul before layers where no constant before them can absorb the scale; false: leave "
+        "them unchanged, so that the model does no extra work.",
     )
 
 

@@ -23,7 +23,7 @@ Verified = Annotated[
     Field(
         ge=0,
         le=10_000,
-        description="So many of the most sensitive layers are checked by models in which they alone are quantized.",
+        description="Number of most sensitive layers that are checked by models in which only they are quantized.",
     ),
 ]
 

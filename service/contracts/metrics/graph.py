@@ -66,7 +66,7 @@ def _decoded(text: str) -> bytes:
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise ValueError(f"the graph is no base64 text: {error}") from None
+        raise ValueError(f"the graph is not base64 text: {error}") from None
     if len(data) > MAX_INLINE_BYTES:
         raise ValueError(
             f"the graph has {len(data)} bytes; at most {MAX_INLINE_BYTES} go into a config: upload it as a model and "

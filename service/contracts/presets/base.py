@@ -47,8 +47,7 @@ class Preset(Contract):
         if mode == "weights_only":
             return Execution(
                 native=False,
-                statement=f"{weight} weights are stored and dequantized in front of float32 kernels; activations stay "
-                "float32",
+                statement=f"{weight} weights are stored and dequantized before float32 kernels; float32 activations",
             )
         if (activation, weight) in _INTEGER_KERNELS and self.settings.get("bias", {}).get("dtype") not in _OWN_BIASES:
             when = ", activation ranges taken at run time" if mode == "dynamic" else ""

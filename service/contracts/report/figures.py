@@ -42,7 +42,7 @@ class ModelFigures(Contract):
         default_factory=dict, description="By name, in the units of the report's metrics; percent by default."
     )
     metric_details: dict[str, dict[str, float]] = Field(
-        default_factory=dict, description="Figures behind the metrics, such as one per class, by name of the metric."
+        default_factory=dict, description="Details of the metrics, such as one value per class, by name of the metric."
     )
     size_bytes: int
     latency_ms: float | None = None
@@ -178,7 +178,8 @@ class KernelFigures(Contract):
     form: Literal["standard", "matmul_nbits"]
     emitted: bool = Field(description="True for the form that the model is written in.")
     accuracy_level: int | None = Field(
-        default=None, description="Of MatMulNBits, as asked for; null for the standard form, where the runtime decides."
+        default=None,
+        description="Of MatMulNBits, as configured; null for the standard form, where the runtime decides.",
     )
     float_ms: float = Field(description="Of the float model, timed in turn with this form.")
     latency_ms: float

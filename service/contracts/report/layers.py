@@ -83,8 +83,8 @@ class LayerFigures(Contract):
         default=None,
         ge=0,
         le=100,
-        description="Part of all error that arises in this row itself, about: the sum over ``causes``. Null: not "
-        "looked for, which is done where something was lost.",
+        description="Error contribution: the part of all error that this layer itself adds, about; the sum over "
+        "``causes``. Null: not estimated, as nothing was lost.",
     )
     weight_histogram: Histogram | None = Field(default=None, description="Of the float weight.")
     activation_histogram: Histogram | None = Field(

@@ -145,7 +145,7 @@ class Report(Brief, Contract):
     gate: tuple[GateClause, ...] = ()
     findings: tuple[Finding, ...] = Field(default=(), description="To be read before all figures; the worst first.")
     causes: tuple[Cause, ...] = Field(
-        default=(), description="What the error comes from, the worst first; looked for where something was lost."
+        default=(), description="Causes of error, the largest first; estimated where something was lost."
     )
     advice: tuple[Advice, ...] = Field(default=(), description="What would help, the most helpful first.")
     summary: str = Field(description="One sentence for people.")

@@ -24,7 +24,7 @@ from service.cli import register
 from service.client.errors import shown
 from service.client.mlflow_facts import MOST_PARAM_CHARS, MOST_PARAMS, key_of, params_of, stale_labels
 from service.contracts.config import parse_config
-from service.contracts.presets import PRESETS
+from service.contracts.presets import PRESETS, RECOMMENDED
 from service.contracts.runner import FILE_PATTERN
 from service.db import Database, current_revision, head_revision
 from service.egress.attempts import LONGEST_ASKED_SECONDS, parse_schedule, pause_seconds
@@ -86,7 +86,8 @@ def test_every_preset_is_in_one_group_and_listed_with_its_words() -> None:
     text = as_text(find(None), with_pending=True)
     assert text.index("Other presets of Quantmill:") < text.index("mixed precision:") < text.index("Not available:")
     for preset in PRESETS.values():
-        for word in (preset.name, preset.description, *preset.aliases, *preset.quark_names, *preset.notes):
+        described = RECOMMENDED.get(preset.name, preset.description)
+        for word in (preset.name, described, *preset.aliases, *preset.quark_names, *preset.notes):
             assert word in text
 
 
