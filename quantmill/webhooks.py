@@ -83,12 +83,12 @@ def _header(sent: Mapping[str, str], name: str) -> str:
 
 def _fresh(stamp: str, tolerance_seconds: float) -> int:
     if not _SECONDS.fullmatch(stamp):
-        raise WebhookNotVerifiedError("The request's time is no number of seconds.", header=TIMESTAMP_HEADER)
+        raise WebhookNotVerifiedError("The request's timestamp is not a number of seconds.", header=TIMESTAMP_HEADER)
     timestamp = int(stamp)
     if abs(time.time() - timestamp) > tolerance_seconds:
         raise WebhookNotVerifiedError(
             f"The request is more than {tolerance_seconds:g} s old, or ahead.",
-            hint="Check this host's clock; the service signs each attempt anew.",
+            hint="Check this host's clock; the service signs each attempt again.",
             header=TIMESTAMP_HEADER,
         )
     return timestamp

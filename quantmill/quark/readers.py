@@ -94,7 +94,7 @@ def store(reader: Any, path: Path, *, limit: int | None = None) -> DatasetSource
         if not columns.samples:
             raise EmptyDatasetError(
                 "the calibration data reader gives nothing",
-                hint="A reader that was read before has to be made anew, or needs a method rewind().",
+                hint="A reader that was read before must be created again, or needs a method rewind().",
             )
         columns.pack(path)
     inputs = {name: InputSpec(array=name) for name in arrays}

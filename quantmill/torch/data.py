@@ -165,7 +165,7 @@ class _Columns(Columns):
             ValueError: it differs from the batches before it in what it holds; says how.
         """
         if self.samples and labelled != self.labelled:
-            words = ("holds labels", "holds none") if labelled else ("holds no labels", "holds some")
+            words = ("has labels", "has none") if labelled else ("has no labels", "has some")
             raise ValueError(f"it {words[0]}, the batch before it {words[1]}")
         self.labelled = labelled
         self.append(arrays)

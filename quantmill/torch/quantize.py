@@ -248,7 +248,7 @@ def _by_service(
             continue
         if not re.fullmatch(FILE_PATTERN, item.filename):
             raise DownloadCorruptError(
-                f"The service calls an artifact {item.filename!r}, which is no file name.",
+                f"The service names an artifact {item.filename!r}, which is not a valid file name.",
                 hint=f"Download it by its id: {item.id}.",
             )
         files[item.kind] = folder / item.filename

@@ -306,7 +306,7 @@ def _nothing_done(error: httpx.TransportError | ApiError) -> bool:
 def too_late(what: str, timeout_seconds: float) -> WaitTimeoutError:
     """What was waited for did not come in time."""
     return WaitTimeoutError(
-        f"{what} has not ended within {timeout_seconds:g} s.", hint="It goes on in the service: ask again."
+        f"{what} has not ended within {timeout_seconds:g} s.", hint="It continues in the service: ask again."
     )
 
 

@@ -156,7 +156,7 @@ def _told(mlflow: Any) -> Iterator[None]:
     except (mlflow.MlflowException, requests.RequestException) as error:
         raise MlflowFailedError(
             f"MLflow: {_PASSWORD.sub('//', str(error))}",
-            hint="Check the address of MLflow and its log; the same call goes on where this one ended.",
+            hint="Check the address of MLflow and its log; the same call resumes where this one ended.",
         ) from error
 
 

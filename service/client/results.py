@@ -198,7 +198,7 @@ def _beside(path: Path, name: str) -> Path:
     """
     if not re.fullmatch(FILE_PATTERN, name) or name == path.name:
         raise DownloadCorruptError(
-            f"The service calls the external data {name!r}, which cannot lie beside {path.name!r}.",
+            f"The external data file is named {name!r}, which cannot be stored next to {path.name!r}.",
             hint="Download the model under another name.",
         )
     return path.with_name(name)

@@ -18,7 +18,7 @@ from service.reports.reading import ReportNotRenderableError
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
 
-_JOBS = f"A job's id; 2 to {MOST_JOBS} of them. The others are held against the first."
+_JOBS = f"A job's id; 2 to {MOST_JOBS} of them. The first one is the baseline."
 Jobs = Annotated[list[str], Query(alias="job", min_length=2, max_length=MOST_JOBS, description=_JOBS)]
 _REFUSALS = (JobNotFoundError, ReportNotReadyError, ReportNotFoundError, ReportNotRenderableError)
 _CSV: dict[str, Any] = {"description": "The table", "content": {"text/csv": {"schema": {"type": "string"}}}}
@@ -30,7 +30,7 @@ async def compare_jobs(
     job: Jobs,
     app: AppDep,
     principal: PrincipalDep,
-    flips: Annotated[int, Query(ge=0, le=MOST_LISTED, description="Samples that changed sides, listed per pair.")] = 50,
+    flips: Annotated[int, Query(ge=0, le=MOST_LISTED, description="Prediction flips to list per pair.")] = 50,
 ) -> Comparison:
     """Jobs side by side: configs, metrics with intervals, samples that changed sides, size, latency, layers."""
     asked = _each_once(job)

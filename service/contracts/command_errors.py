@@ -28,7 +28,7 @@ class BackupUnsupportedError(
 
 
 class BackupPlaceError(QuantmillError, code="backup-place", title="The folder is none for a backup", status=500):
-    """The folder cannot take a backup, or holds none."""
+    """The folder cannot be used for a backup, or contains none."""
 
 
 class BackupVersionError(QuantmillError, code="backup-version", title="The backup is of a newer version", status=500):
@@ -52,7 +52,7 @@ class FileAccessError(QuantmillError, code="file-access", title="A file cannot b
 
 
 class SystemRefusalError(QuantmillError, code="system-refusal", title="The operating system refused", status=500):
-    """The operating system refused something that is no file: a connection, a process, a thread."""
+    """The operating system refused a connection, a process or a thread."""
 
 
 class EngineMissingError(QuantmillError, code="engine-missing", title="The engine is not installed", status=500):

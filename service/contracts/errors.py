@@ -18,8 +18,8 @@ InputPlace = Literal["header", "query", "path"]
 class FieldProblem(BaseModel):
     """One offending place in the input.
 
-    What stands in the body (or, where the body is a file's bytes, in the upload that they belong to) is named by
-    ``pointer``; what stands in a header, in the query or in the path has pointer "" and is named by ``where``.
+    A place in the body (or, if the body is a file's bytes, in the upload that they belong to) is named by
+    ``pointer``; one in a header, in the query or in the path has pointer "" and is named by ``where``.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -29,7 +29,7 @@ class FieldProblem(BaseModel):
     message: str
     where: dict[InputPlace, str] | None = Field(
         default=None,
-        description="Only for what stands outside the body: {'header': NAME}, {'query': NAME} or {'path': NAME}.",
+        description="Only for places outside the body: {'header': NAME}, {'query': NAME} or {'path': NAME}.",
         examples=[{"header": "Upload-Offset"}],
     )
 
@@ -223,7 +223,7 @@ class DatasetLabelsError(DatasetError, code="dataset-labels", title="The dataset
 
 
 class EmptyDatasetError(DatasetError, code="dataset-empty", title="The dataset is empty"):
-    """The dataset holds no samples."""
+    """The dataset contains no samples."""
 
 
 class DatasetMismatchError(DatasetError, code="dataset-mismatch", title="The dataset does not match the model"):

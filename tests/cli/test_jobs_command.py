@@ -50,7 +50,7 @@ def test_ctrl_c_says_that_the_job_goes_on_and_how_to_come_back(quantmill, servic
     code, said, job_id = interrupt_once_submitted(arguments, tmp_path, service)
     assert code == 130
     assert "Traceback" not in said
-    assert f"the job {job_id} goes on in the service" in said
+    assert f"the job {job_id} continues in the service" in said
     assert f"quantmill jobs follow {job_id} --server {service.url}" in said
     assert f"quantmill jobs cancel {job_id} --server {service.url}" in said
     assert KEY not in said

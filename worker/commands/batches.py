@@ -174,7 +174,7 @@ def _follow(client: Client, batch_id: str, judging: Judging | WaitOptions, print
         found = client.wait_batch(batch_id, on_event=None if printing.quiet else _tell, timeout_seconds=judging.timeout)
     except KeyboardInterrupt:
         typer.echo(
-            f"The batch {batch_id} goes on in the service. Follow it with `quantmill batches follow {batch_id}`.",
+            f"The batch {batch_id} continues in the service. Follow it with `quantmill batches follow {batch_id}`.",
             err=True,
         )
         raise

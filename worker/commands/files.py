@@ -118,7 +118,7 @@ def download_files(client: Client, job_id: str, report: Report, extra: ExtraPlac
     for item in found:
         if not re.fullmatch(FILE_PATTERN, item.filename):
             raise DownloadCorruptError(
-                f"The service calls an artifact {item.filename!r}, which is no file name.",
+                f"The service names an artifact {item.filename!r}, which is not a valid file name.",
                 hint=f"Download it by its id: {item.id}.",
             )
         path = extra.path(folder, item.filename)

@@ -29,7 +29,7 @@ FailOnGate = Annotated[
 ]
 Timeout = Annotated[
     float | None,
-    typer.Option(metavar="SECONDS", min=0, help="Stop waiting after this time: exit with code 5; the job goes on."),
+    typer.Option(metavar="SECONDS", min=0, help="Stop waiting after this time: exit with code 5; the job continues."),
 ]
 Output = Annotated[Path | None, typer.Option(metavar="Q.onnx", help="Download the quantized model to this file.")]
 ReportPath = Annotated[Path | None, typer.Option(metavar="R.json", help="Write the report as JSON to this file.")]

@@ -122,7 +122,7 @@ def follow(
     try:
         client.wait_succeeded(job_id, on_event=tell, timeout_seconds=timeout_seconds)
     except KeyboardInterrupt:
-        view.log(f"the job {job_id} goes on in the service", "warning")
+        view.log(f"the job {job_id} continues in the service", "warning")
         view.log(f"follow it with `quantmill jobs follow {job_id} --server {client.place.url}`")
         view.log(f"cancel it with `quantmill jobs cancel {job_id} --server {client.place.url}`")
         raise

@@ -88,5 +88,5 @@ def _document(path: Path) -> dict[str, Any]:
     except orjson.JSONDecodeError as error:
         raise InvalidConfigError(f"{path} is not JSON: {error}", hint="quant_config_file is a JSON object.") from None
     if not isinstance(document, dict):
-        raise InvalidConfigError(f"{path} holds no JSON object", hint="quant_config_file is a JSON object.")
+        raise InvalidConfigError(f"{path} does not contain a JSON object", hint="quant_config_file is a JSON object.")
     return document

@@ -173,7 +173,7 @@ def at_positions(draft: Draft, document: Mapping[str, Any]) -> Draft:
         grid = _moved(name, weight.quantization, document["param"].get(name))
         array = draft.graph.initializers[name].const_value
         if array is None:
-            raise QuantInfoError(f"{name!r} has no values", hint="Export the module anew.")
+            raise QuantInfoError(f"{name!r} has no values", hint="Export the module again.")
         weight.quantization, weight.integers = grid, grid.quantize(array.numpy())
     return replace(draft, plan=plan)
 

@@ -152,7 +152,7 @@ def make_places(draft: Draft, config: QuantizationConfig, *, insert_add: bool) -
 def _reason(place: str, *, insert_add: bool) -> str:
     if place != NOTHING_ADDED:
         return place
-    return f"{place}, " + ("which goes on as integers" if insert_add else "and insert_add is off")
+    return f"{place}, " + ("which is passed on as integers" if insert_add else "and insert_add is off")
 
 
 def _places(graph: ir.Graph, plan: QuantizationPlan) -> dict[str, CorrectableBias | str]:

@@ -61,7 +61,7 @@ def _write(folder: Path, stream: IO[bytes]) -> None:
         for name, path in sorted(_files(folder)):
             status = path.stat()
             if not stat.S_ISREG(status.st_mode):
-                refuse(name, "is no file", "Leave it out of the folder.")
+                refuse(name, "is not a file", "Leave it out of the folder.")
             if status.st_size > MAX_FILE_BYTES:
                 refuse(
                     name, f"takes {status.st_size} bytes; at most {MAX_FILE_BYTES} are accepted", "Use smaller files."
