@@ -106,7 +106,7 @@ def test_bad_declarations_are_refused(front: Front) -> None:
         ({"kind": "top1", "labels": "maskss"}, some, "labels", "did you mean 'masks'?"),
         ({"kind": "top1"}, six, "labels", "labels lie in [0, 5]; output 'y' has classes [0, 4]"),
         ({"kind": "map", "boxes": 0, "scores": 0}, some, "labels/boxes", "no array 'boxes'"),
-        ({"kind": "onnx", "graph": {"base64": "not base64"}}, some, "graph/base64", "no base64"),
+        ({"kind": "onnx", "graph": {"base64": "not base64"}}, some, "graph/base64", "not base64"),
         ({"kind": "onnx", "graph": {"path": "/etc/passwd"}}, some, "graph/path", "command line"),
         ({**GRAPH, "inputs": {"a": {"array": "far"}}}, some, "inputs/a/array", "no array 'far'"),
     ]
@@ -123,7 +123,7 @@ def test_uploaded_graphs_that_cannot_serve(front: Front) -> None:
         (graph_summary("y"), {"inputs": {"z": {"output": 0}}}, "inputs/z", "no input 'z'"),
         (graph_summary("y", results=3), {}, "graph", "a sum and a count"),
         (graph_summary("y", outputs=outputs[0]), {}, "graph", "shape [5]"),
-        (graph_summary("y", outputs=outputs[1]), {}, "graph", "holds bool"),
+        (graph_summary("y", outputs=outputs[1]), {}, "graph", "is bool"),
     ):
         evaluation = {"metrics": [uploaded(front, summary, **options)]}
         refused_metric(front, {**body, "config": {"evaluation": evaluation}}, f"0/{place}", says)

@@ -110,7 +110,7 @@ TOO_LARGE = base64.b64encode(bytes(MAX_INLINE_BYTES + 1)).decode()
         (evaluation({"kind": "mean_iou"}, min_value=-1), "gate/min_value", "must be at least 0"),
         (graph(), "metrics/0/graph", "base64, or the model_id"),
         (graph(base64=SOME, model_id="mdl_1"), "metrics/0/graph", "base64, or the model_id"),
-        (graph(base64="not base64!"), "metrics/0/graph/base64", "no base64 text"),
+        (graph(base64="not base64!"), "metrics/0/graph/base64", "not base64 text"),
         (graph(base64=""), "metrics/0/graph/base64", "empty"),
         (graph(base64=TOO_LARGE), "metrics/0/graph/base64", "at most 1048576"),
         (graph(base64=TOO_LARGE * 2), "metrics/0/graph/base64", "larger than 1048576"),

@@ -152,7 +152,7 @@ def test_class_numbers_positions_and_scores_that_are_not_finite() -> None:
         ({"kind": "top1"}, normal(9), np.zeros(9, int), "output", "neither class scores nor class numbers"),
         ({"kind": "top1"}, normal(9, 1), np.zeros(9, int), "output", "neither"),
         ({"kind": "top1"}, normal(9, 4), np.zeros((9, 3), int), "labels", r"shape \[7, 3\], but the output decides"),
-        ({"kind": "top1"}, normal(9, 4), np.full(9, 4), "labels", "label 4 is no class of the output, .* 0 to 3"),
+        ({"kind": "top1"}, normal(9, 4), np.full(9, 4), "labels", "label 4 is not a class of the output, .* 0 to 3"),
         ({"kind": "mean_iou"}, normal(9, 4, 3, 3), np.full((9, 3, 3), -1), "labels", "ignore_index leaves it out"),
         ({"kind": "top5"}, np.zeros((9,), int), np.zeros(9, int), "output", "need scores"),
         ({"kind": "top1", "class_axis": 3}, normal(9, 4), np.zeros(9, int), "output", "neither"),

@@ -109,7 +109,7 @@ def test_a_metric_without_value_and_labels_that_do_not_fit_are_told(tmp_path: Pa
     # calibration labels are tried where steps are judged by them
     evaluation = {"metrics": [{"kind": "top1", "labels": "truth"}]}
     arrays = {"x": X, "truth": LABELS}
-    with pytest.raises(InvalidConfigError, match="calibration dataset: top1: label 5 is no class"):
+    with pytest.raises(InvalidConfigError, match="calibration dataset: top1: label 5 is not a class"):
         run(tmp_path, evaluation, arrays, {"x": X, "truth": LATE})
     run(tmp_path, evaluation, arrays, {"x": X, "truth": LATE}, algorithms=[])
 
@@ -126,7 +126,7 @@ LATE[-1] = 5  # the very last label
         ({"kind": "top1", "labels": "truht"}, {"truth": LABELS}, "labels", "did you mean 'truth'?"),
         ({"kind": "top1", "labels": "targets"}, {"targets": TARGETS}, "labels", "integers are needed"),
         ({"kind": "rmse", "labels": "targets"}, {"targets": TARGETS}, "labels", r"but the output is \[1, 5\]"),
-        ({"kind": "top1", "labels": "late"}, {"late": LATE}, "labels", "label 5 is no class"),
+        ({"kind": "top1", "labels": "late"}, {"late": LATE}, "labels", "label 5 is not a class"),
         ({"kind": "top1"}, {"labels": LATE}, "labels", r"labels lie in \[0, 5\]; output 'y' has classes \[0, 4\]"),
     ],
 )

@@ -115,7 +115,7 @@ def refused(metric: dict[str, Any], outputs: Any = None, labels: Any = None, **o
         (TOP1.replace("labels", "marks"), "inputs", "the graph's input 'marks' has no source"),
         ("(float[N,C] y) => (float a, float b, float c) { a, b, c = Split<axis=0>(y) }", "graph", "a sum and a count"),
         ("(float[N,C] y) => (float[2] s) { s = Shape(y) }", "graph", "shape [2], not a scalar's"),
-        ("(float[N,C] y) => (bool s) { s = IsNaN(y) }", "graph", "holds bool"),
+        ("(float[N,C] y) => (bool s) { s = IsNaN(y) }", "graph", "is bool"),
         ("(float[N,C] y) => (float[K] s) { s = ReduceSum<keepdims=0>(y) z = Foo(y) }", "graph", "Foo"),
         ("(float[N,C] y) => (float s) { s = com.evil.Run(y) }", "graph", "com.evil"),
         ("(float[N,C] y) => (float[K] s) { s = ReduceMean<axes=[1], keepdims=0>(y) }", "graph", "no scalar"),
@@ -177,7 +177,7 @@ def test_an_uploaded_graph_counts_like_one_in_the_config(tmp_path: Path) -> None
     for batch in data.batches(infos(x), 8, arrays=bound.arrays):
         found.update(batch, {"y": outputs["y"][batch.start : batch.start + batch.valid]})
     assert found.values["onnx"] == pytest.approx(value({"kind": "top1"}, outputs, labels), abs=2e-4)
-    with pytest.raises(InvalidConfigError, match="no uploaded model 'mdl_1'") as caught:
+    with pytest.raises(InvalidConfigError, match="uploaded model 'mdl_1' does not exist") as caught:
         Metrics(spec, infos(outputs))
     assert caught.value.errors[0].pointer == "/config/evaluation/metrics/0/graph/model_id"
 
