@@ -20,8 +20,8 @@ from service.contracts.report import (
     RegionFigures,
     Report,
 )
+from service.contracts.report.figures import SANITY
 from worker.quantizer.evaluation.chance import with_chance
-from worker.quantizer.evaluation.collapse import SANITY
 from worker.quantizer.evaluation.compare import compare
 from worker.quantizer.evaluation.decisions import class_outputs
 from worker.quantizer.evaluation.gate import GATE_LATENCY, SEARCH_LATENCY, judge, metric_figures, verdict_of
