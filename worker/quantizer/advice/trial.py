@@ -13,8 +13,9 @@ from service.contracts.errors import CanceledError, QuantmillError
 from service.contracts.evaluation import EvaluationSpec
 from service.contracts.metrics import MetricFacts
 from service.contracts.report import AdviceFigure, GateClause, MetricFigures, Report, Score, StageFigures
-from service.contracts.report.figures import SANITY, SQNR
+from service.contracts.report.figures import SANITY
 from worker.quantizer.evaluation.certainty import surely_differ
+from worker.quantizer.evaluation.collapse import SQNR
 from worker.quantizer.evaluation.gate import ACCURACY_CLAUSES
 from worker.quantizer.evaluation.metrics import metric_words
 from worker.quantizer.evaluation.side_by_side import KeptOutputs, NhwcSession
