@@ -66,7 +66,7 @@ def _compare_values(name: str, wanted: np.ndarray, got: np.ndarray, dtype: torch
         return
     finite = np.isfinite(wanted)
     if not np.array_equal(wanted[~finite], got[~finite].astype(wanted.dtype), equal_nan=True):
-        raise _mismatch(name, what, "NaN and Inf stand in other places")
+        raise _mismatch(name, what, "NaN and Inf are in other places")
     distance = Distance()
     distance.update(wanted[finite], got[finite])
     least = LEAST_SQNR_DB if dtype in (torch.float32, torch.float64) else _LEAST_HALF_SQNR_DB

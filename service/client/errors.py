@@ -24,7 +24,7 @@ class JobNotSucceededError(QuantmillError, code="job-not-succeeded", title="The 
 
 
 class WaitTimeoutError(QuantmillError, code="wait-timeout", title="It takes longer than the time given", status=504):
-    """What was waited for did not come in time; it goes on in the service."""
+    """The operation did not finish in time; it continues in the service."""
 
 
 class ServerUnreachableError(
@@ -40,7 +40,7 @@ class ServiceNotFoundError(
 
 
 class ApiError(QuantmillError, code="api-error", title="The service refused the request", status=502):
-    """The service refused, or tells of a failure; ``code``, ``status`` and all else are the service's own.
+    """The service refused, or reports a failure; ``code``, ``status`` and all else are the service's own.
 
     Args:
         sent: the problem as it came.

@@ -405,7 +405,7 @@ def _out_of_range(labels: LabelSummary, classes: int | None) -> str | None:
     if lowest >= 0 and (classes is None or highest < classes):
         return None
     bound = f"[0, {classes - 1}]" if classes is not None else "[0, ...)"
-    return f"labels lie in [{lowest}, {highest}]; the model has classes {bound}"
+    return f"labels are in [{lowest}, {highest}]; the model has classes {bound}"
 
 
 def class_count(output: TensorInfo) -> int | None:

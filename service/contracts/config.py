@@ -128,10 +128,11 @@ Mode = Literal["static", "dynamic", "weights_only", "float16"]
 
 
 class Override(Contract):
-    """Other quantizer specs for the nodes that ``match`` selects; what is not given is as for all nodes.
+    """Other quantizer specs for the nodes that ``match`` selects; fields left out are as for all nodes.
 
-    ``activation`` concerns the tensors that these nodes make, and the model inputs that they read; ``input_activation``
-    the tensors that they read, whatever makes them. A tensor has one representation for all that read it.
+    ``activation`` applies to the tensors that these nodes produce, and the model inputs that they read;
+    ``input_activation`` to the tensors that they read, whatever produces them. A tensor has one representation for all
+    its readers.
     """
 
     match: Selector
@@ -142,11 +143,11 @@ class Override(Contract):
 
 
 class QuantizationConfig(Contract):
-    """The whole recipe of one quantization."""
+    """The configuration of a quantization."""
 
     schema_version: Literal[1] = 1
-    preset: str = Field(default=DEFAULT_PRESET, description="Named defaults for everything not given here.")
-    target: TargetName = Field(default="onnxruntime_cpu", description="Runtime or hardware the model is made for.")
+    preset: str = Field(default=DEFAULT_PRESET, description="Preset: named defaults for all fields left out.")
+    target: TargetName = Field(default="onnxruntime_cpu", description="Runtime or hardware that will run the model.")
     target_options: dict[str, bool] = Field(
         default_factory=dict, max_length=100, description="Rules of the target switched on or off, by name."
     )
@@ -163,21 +164,21 @@ class QuantizationConfig(Contract):
     float_dtype: Literal["auto", "float32", "float16"] = Field(
         default="auto",
         description=(
-            "Type of what computes in float next to quantized nodes (mode static, format qdq). float16: Q/DQ "
-            "pairs and float operators in 16 bits, except those whose values do not fit; auto: float16 for "
-            "target tensorrt, else float32."
+            "Type of float computation next to quantized nodes (mode static, format qdq). float16: Q/DQ pairs and"
+            " float operators in 16 bits, except values that do not fit; auto: float16 for target tensorrt, else "
+            "float32."
         ),
     )
     interface: Literal["float32", "float16"] = Field(
         default="float32",
-        description="Type of float32 inputs and outputs where the model computes in float16: kept, or turned too.",
+        description="Type of float32 inputs and outputs if the model computes in float16: kept, or converted.",
     )
     subgraphs: Literal["float", "weights"] = Field(
         default="float",
         description=(
-            "Nodes inside sub-graphs (bodies of If, Loop and Scan): float leaves them as they are; weights quantizes "
-            "the constant weights of Conv, ConvTranspose, Gemm and MatMul there (modes static and weights_only), while "
-            "activations inside stay in float, because calibration sees the main graph alone."
+            "Nodes inside sub-graphs (bodies of If, Loop and Scan). float: left unchanged; weights: the constant "
+            "weights of Conv, ConvTranspose, Gemm and MatMul are quantized there (modes static and weights_only),"
+            " while activations stay in float, because calibration observes only the main graph."
         ),
     )
     activation: ActivationSpec = Field(default_factory=ActivationSpec)
@@ -185,30 +186,30 @@ class QuantizationConfig(Contract):
     embedding: WeightSpec | None = Field(
         default=None,
         description=(
-            "How tables are represented that rows are looked up of (Gather), and weights tied to them; per_channel is "
-            "per row; null: as weights are."
+            "Quantizer of embedding tables (rows looked up by Gather) and tied weights; per_channel is per row; "
+            "null: as for weights."
         ),
     )
     bias: BiasSpec = Field(default_factory=BiasSpec)
     algorithms: tuple[Algorithm, ...] = Field(
-        default=(), max_length=16, description="Steps beyond calibration, in order."
+        default=(), max_length=16, description="Algorithms after calibration, in order."
     )
     include: tuple[Selector, ...] = Field(
-        default=(), max_length=MOST_SELECTORS, description="Quantize only these; empty means all."
+        default=(), max_length=MOST_SELECTORS, description="Nodes to quantize; empty: all."
     )
     exclude: tuple[Selector, ...] = Field(
-        default=(), max_length=MOST_SELECTORS, description="Leave these in float; wins over include."
+        default=(), max_length=MOST_SELECTORS, description="Nodes to leave in float; takes precedence over include."
     )
     overrides: tuple[Override, ...] = Field(
         default=(),
         max_length=MOST_SELECTORS,
-        description="Other specs for some nodes; the first match counts, field by field.",
+        description="Other specs for some nodes; the first match applies, field by field.",
     )
     preparation: PreparationSpec = Field(default_factory=PreparationSpec)
     tensor_ranges: dict[str, TensorRange] = Field(
         default_factory=dict,
         max_length=MOST_RANGES,
-        description="Ranges by tensor name, taken instead of calibrated ones.",
+        description="Ranges by tensor name, used instead of calibrated ones.",
     )
     calibration_samples: int | None = Field(
         default=None, ge=1, le=1_000_000, description="Use only the first n samples."
@@ -218,9 +219,9 @@ class QuantizationConfig(Contract):
         gt=1.0,
         le=1e6,
         description=(
-            "From which multiple of the median channel's range on a channel counts as an outlier: the report names it, "
-            "and outlier_channels treats it, where no more than a tenth of the channels are such. At 32 a usual "
-            "channel is left 8 of 256 steps. null: channels are not looked at."
+            "Threshold for outlier channels, as a multiple of the median channel's range: the report names them, "
+            "and outlier_channels treats them, if they are at most a tenth of the channels. At 32 a typical "
+            "channel keeps 8 of 256 steps. null: no check."
         ),
     )
     random_calibration: RandomCalibration | None = Field(

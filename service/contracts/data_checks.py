@@ -135,7 +135,7 @@ def _class_faults(loss: CrossEntropyLoss, outputs: Sequence[TensorInfo], data: D
     if not isinstance(classes, int) or labels is None or labels.maximum is None:
         return
     if loss.labels in (None, labels.array) and not (labels.minimum or 0) >= 0 <= labels.maximum < classes:
-        told = f"labels lie in [{labels.minimum}, {labels.maximum}]; output {output.name!r} has classes"
+        told = f"labels are in [{labels.minimum}, {labels.maximum}]; output {output.name!r} has classes"
         yield "labels", "labels-out-of-range", f"{told} [0, {classes - 1}]"
 
 

@@ -24,8 +24,8 @@ _AGREEMENT = MetricFacts(against_float=True, ideal=100.0)
 class Gate(Contract):
     """Conditions for the verdict ``pass``; all given ones must hold. Without any the verdict is ``none``.
 
-    A condition that the data cannot tell is undecided: that of latency where the interval of the ratio holds the limit,
-    those of accuracy where a finding undermines them, such as a float model that is no better than guessing.
+    A condition that the data cannot decide is undecided: latency if the interval of the ratio contains the limit,
+    accuracy if a finding rules out a statement, such as a float model at chance level.
     """
 
     metric: str = Field(
@@ -118,7 +118,7 @@ class EvaluationSpec(Contract):
         default=60.0,
         ge=0.0,
         le=3600.0,
-        description="Seconds that trying advice may take, where accuracy suffered; 0: advice is given untried.",
+        description="Time limit in seconds for trying advice if accuracy suffered; 0: advice is given untried.",
     )
 
     fallback_seconds: float = Field(

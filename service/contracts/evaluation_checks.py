@@ -159,7 +159,7 @@ def _class_problems(
     output = next(tensor for tensor in outputs if tensor.name == name)
     classes = class_count(output)
     if classes is not None and labels.maximum >= classes:
-        told = f"labels lie in [{labels.minimum}, {labels.maximum}]; output {name!r} has classes [0, {classes - 1}]"
+        told = f"labels are in [{labels.minimum}, {labels.maximum}]; output {name!r} has classes [0, {classes - 1}]"
         yield "labels", "labels-out-of-range", told
 
 

@@ -194,7 +194,7 @@ class ReportOutline(Contract):
     quantized_size_bytes: int
     latency_ratio: float | None = Field(description="Quantized over float; null: not timed.")
     latency_not_representative: bool = Field(
-        default=False, description="The target was simulated on this CPU: the ratio tells nothing of the target."
+        default=False, description="The target was simulated on this CPU: the ratio is not representative of it."
     )
     collapsed: bool = Field(
         default=False, description="The sanity check has failed: most of what the float model can do is lost."

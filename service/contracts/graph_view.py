@@ -67,7 +67,7 @@ class GraphNode(Contract):
 class GraphView(Contract):
     """The prepared float graph as it was planned.
 
-    Nodes stand in topological order, those of sub-graphs behind the node that holds them.
+    Nodes are in topological order, those of sub-graphs after the node that contains them.
     """
 
     inputs: tuple[int, ...] = Field(default=(), description="Places of the graph's inputs among the tensors.")

@@ -275,7 +275,7 @@ def _timm(name: str) -> dict[str, Any]:
         raise ValueError(f"interpolation {interpolation!r} of {name!r} is none of {', '.join(_INTERPOLATIONS)}")
     fraction = _number(crop_pct, name)
     if not 0 < fraction <= 1 or not size.isdecimal() or int(size) < 1:
-        raise ValueError(f"CROP_PCT of {name!r} must lie in (0, 1], SIZE must be a number of pixels")
+        raise ValueError(f"CROP_PCT of {name!r} must be in (0, 1], SIZE must be a number of pixels")
     crop = int(size)
     return _spec(
         _channels(mean, _TIMM_MEANS, name),

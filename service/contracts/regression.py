@@ -58,12 +58,12 @@ class MaxDrop(Contract):
 
 
 class NotSignificantlyWorse(Contract):
-    """On the same samples, the quantized model is not worse than the baseline's beyond chance, by a two-sided test.
+    """On the same samples, the quantized model is not significantly worse than the baseline's, by a two-sided test.
 
-    Without ``metric`` it compares shares of right decisions, by McNemar's exact test of the samples that changed sides;
-    where the output gives no class per sample, the first metric of the report that both jobs keep by sample. A metric
-    is compared by the paired bootstrap. Where the jobs keep no results by sample, or were measured on other data, the
-    clause is undecided.
+    Without ``metric`` it compares shares of correct decisions, by McNemar's exact test on prediction flips; if the
+    output has no class per sample, the first metric of the report that both jobs keep by sample. A metric is compared
+    by the paired bootstrap. If the jobs keep no results by sample, or were measured on different data, the clause is
+    undecided.
     """
 
     kind: Literal["not_significantly_worse"]

@@ -123,7 +123,7 @@ class InspectDatasetTask(Contract):
 
 
 class InspectTargetTask(Contract):
-    """Tell what a config would make of every node of a model, without data."""
+    """Report, without data, how a config would treat every node of a model."""
 
     kind: Literal["inspect_target"] = "inspect_target"
     model_path: str
@@ -172,7 +172,7 @@ class MetricLine(Contract):
     def _own_names(cls, values: dict[str, float | None]) -> dict[str, float | None]:
         for name in ("stage", "step"):
             if name in values:
-                raise ValueError(f"{name} is no name of a figure: the event has its own")
+                raise ValueError(f"{name} cannot name a value: the event has its own")
         return values
 
 
@@ -187,8 +187,8 @@ class LogLine(Contract):
 class TrialLine(Contract):
     """Asks for a process that may die: it runs a written model with and without onnxruntime's optimizations.
 
-    The supervisor starts ``worker.quantizer.written.program`` under the runner's own limits, one at a time, and tells
-    how it ended on the runner's standard input, see ``worker.runner_input``.
+    The supervisor starts ``worker.quantizer.written.program`` under the runner's own limits, one at a time, and reports
+    its end on the runner's standard input, see ``worker.runner_input``.
     """
 
     line: Literal["trial"] = "trial"

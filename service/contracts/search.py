@@ -16,7 +16,7 @@ class TrialFigures(Contract):
     """One recipe."""
 
     name: str
-    settings: dict[str, Any] = Field(description="What its config has other than the job's.")
+    settings: dict[str, Any] = Field(description="Differences of its config from the job's.")
     algorithms: tuple[str, ...]
     chain: tuple[dict[str, Any], ...] = Field(
         default=(), description="The algorithms as a config spells them; none in older reports."
@@ -36,7 +36,7 @@ class TrialFigures(Contract):
 
 
 class ReachedFigures(Contract):
-    """How a model stands to what a search was asked for."""
+    """The figures of a model compared with the goal and budget of a search."""
 
     value: float | None = Field(description="Drop of the goal's metric, or the goal's distance.")
     undefined: str | None = Field(default=None, description="Why it has no value and no gap.")

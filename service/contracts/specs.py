@@ -35,7 +35,7 @@ HALF_DTYPES: tuple[str, ...] = get_args(HalfDtype)
 
 @dataclass(frozen=True)
 class NumberType:
-    """One type, and what follows from it alone."""
+    """A number type and its properties."""
 
     name: str  # as in a config
     # integer (scale and zero point), float8 (a scale), float (neither), block (elements share an exponent block by
@@ -141,12 +141,12 @@ class MinMaxCalibration(Contract):
         default=None,
         gt=0.0,
         le=1.0,
-        description="Weight of each sample in a running mean of the samples' extremes; null takes the extremes of all.",
+        description="Weight of each sample in a moving average of the extremes; null: the extremes of all samples.",
     )
 
 
 class PercentileCalibration(Contract):
-    """Range = central share of all values seen, in percent; (100 - percentile) / 2 is cut on either side."""
+    """Range = central share of all observed values, in percent; (100 - percentile) / 2 is clipped on either side."""
 
     method: Literal["percentile"] = "percentile"
     percentile: float = Field(
@@ -159,13 +159,13 @@ class PercentileCalibration(Contract):
 
 
 class LayerwisePercentileCalibration(Contract):
-    """Percentile, with the candidate chosen tensor by tensor that leaves the smallest quantization error."""
+    """Percentile, with the candidate chosen per tensor by the smallest quantization error."""
 
     method: Literal["layerwise_percentile"] = "layerwise_percentile"
     candidates: tuple[Annotated[float, Field(gt=50.0, le=100.0)], ...] = Field(
         default=(99.99, 99.999, 99.99999), min_length=1, max_length=16, description="Percentiles tried, in percent."
     )
-    metric: Literal["mae", "mse"] = Field(default="mae", description="Error that decides.")
+    metric: Literal["mae", "mse"] = Field(default="mae", description="Error to minimize.")
 
 
 class EntropyCalibration(Contract):
@@ -190,10 +190,10 @@ class DistributionCalibration(Contract):
 
 
 class MseCalibration(Contract):
-    """Range with the smallest mean square error between a tensor and its quantized self.
+    """Range with the smallest mean squared error between a tensor and its quantized values.
 
-    With scale power_of_two every exponent that can matter is tried (MinMSE). Ranges of the network's inputs are
-    moved on from there as long as that brings its outputs closer.
+    With scale power_of_two every relevant exponent is tried (MinMSE). Ranges of the network's inputs are refined
+    further as long as that brings its outputs closer.
     """
 
     method: Literal["mse"] = "mse"
@@ -215,8 +215,8 @@ Candidate = Annotated[
 class AutoCalibration(Contract):
     """The candidate whose ranges bring the outputs of the network closest to those of the float one.
 
-    Each is tried on calibration data with activations quantized and weights in float, before any algorithm; the report
-    says what each came to. Concerns mode static.
+    Each is tried on calibration data with quantized activations and float weights, before any algorithm; the report
+    has the score of each. For mode static.
     """
 
     method: Literal["auto"] = "auto"
@@ -229,7 +229,7 @@ class AutoCalibration(Contract):
         ),
         min_length=1,
         max_length=8,
-        description="Methods tried; of equal ones the first.",
+        description="Methods to try; the first of equal ones is used.",
     )
 
 
@@ -252,7 +252,7 @@ WeightCalibration = Annotated[
 
 
 class TensorRange(Contract):
-    """A range that is supplied instead of calibrated."""
+    """A given range, used instead of a calibrated one."""
 
     minimum: float = Field(allow_inf_nan=False)
     maximum: float = Field(allow_inf_nan=False)
@@ -266,7 +266,7 @@ _REDUCE_HELP = "Use 7 of 8 (15 of 16) bits: for CPUs whose 8-bit products satura
 
 
 class ActivationSpec(Contract):
-    """How activations are represented. ``symmetric``, ``scale`` and ``reduce_range`` concern integer types only."""
+    """The quantizer of activations. ``symmetric``, ``scale`` and ``reduce_range`` apply to integer types only."""
 
     dtype: ActivationDtype = Field(default="uint8", description="Type of activations.")
     symmetric: bool = Field(
@@ -277,7 +277,7 @@ class ActivationSpec(Contract):
     reduce_range: bool = Field(default=False, description=_REDUCE_HELP)
     calibration: ActivationCalibration = Field(
         default_factory=MinMaxCalibration,
-        description="How ranges are found. A 4-bit type without a given calibration uses mse, in every preset.",
+        description="Calibration method. A 4-bit type without one uses mse, in every preset.",
     )
 
     @model_validator(mode="before")
@@ -297,9 +297,9 @@ _WEIGHT_SCALE_HELP = (
 
 
 class WeightSpec(Contract):
-    """How weights are represented. ``symmetric``, ``scale`` and ``reduce_range`` concern integer types only.
+    """The quantizer of weights. ``symmetric``, ``scale`` and ``reduce_range`` apply to integer types only.
 
-    Symmetric signed weights keep to [-127, 127] (int8) or [-7, 7] (int4), zero_point 0.
+    Symmetric signed weights are in [-127, 127] (int8) or [-7, 7] (int4), zero_point 0.
     """
 
     dtype: WeightDtype = Field(default="int8", description="Type of weights.")
@@ -307,25 +307,27 @@ class WeightSpec(Contract):
     scale: WeightScale = Field(default="float32", description=_WEIGHT_SCALE_HELP)
     granularity: Literal["per_tensor", "per_channel", "per_block"] = Field(
         default="per_channel",
-        description="One scale for the tensor, for each output channel, or for each block of inputs of a channel.",
+        description="One scale per tensor, per output channel, or per block of inputs of a channel.",
     )
     block_size: int = Field(
-        default=32, ge=2, le=65536, description="Weights that share a scale, with granularity per_block."
+        default=32, ge=2, le=65536, description="Number of weights that share a scale, with granularity per_block."
     )
     reduce_range: bool = Field(default=False, description=_REDUCE_HELP)
     kernel: Literal["auto", "standard", "matmul_nbits"] = Field(
         default="auto",
         description=(
-            "How products with weights in blocks are written in mode weights_only. standard: DequantizeLinear and "
-            "MatMul, for every runtime; matmul_nbits: com.microsoft.MatMulNBits and GatherBlockQuantized, 4 and 8 "
-            "bits; auto: standard, of which onnxruntime makes the same kernel when it loads the model."
+            "Operators for products with block-quantized weights in mode weights_only. standard: DequantizeLinear"
+            " and MatMul, for every runtime; matmul_nbits: com.microsoft.MatMulNBits and GatherBlockQuantized, 4 "
+            "and 8 bits; auto: standard, which onnxruntime fuses into the same kernel at load time."
         ),
     )
     accuracy_level: int = Field(
         default=0,
         ge=0,
         le=4,
-        description="Of MatMulNBits: what it computes in. 0: its choice; 1: float32; 4: 8-bit integers.",
+        description=(
+            "accuracy_level of MatMulNBits: the type it computes in. 0: its choice; 1: float32; 4: 8-bit integers."
+        ),
     )
     calibration: WeightCalibration = Field(default_factory=MinMaxCalibration)
 
@@ -349,10 +351,10 @@ class WeightSpec(Contract):
 
 
 class BiasSpec(Contract):
-    """How biases are represented.
+    """The quantizer of biases.
 
-    int32: scale = input scale * weight scale, zero_point 0. int8 and int16: a grid of their own, like a weight's.
-    float16 and bfloat16: stored so, and added in float32. float32: left as it is.
+    int32: scale = input scale * weight scale, zero_point 0. int8 and int16: own grids, like a weight's. float16 and
+    bfloat16: stored so, added in float32. float32: unchanged.
     """
 
     dtype: BiasDtype = Field(default="int32", description="Type of biases.")

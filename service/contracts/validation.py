@@ -164,7 +164,7 @@ def _as_one(
 
 
 class _Union(NamedTuple):
-    """A union without tag on the way of a location: where its members' names stand in it."""
+    """A union without tag within a location: where the location has the names of its members."""
 
     depth: int
     members: list[type[BaseModel]]

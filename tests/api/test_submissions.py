@@ -104,7 +104,7 @@ def test_bad_declarations_are_refused(front: Front) -> None:
         ({"kind": "top1", "output": 1}, some, "output", "0 'y'"),
         ({"kind": "top1"}, none, "labels", "needs labels"),
         ({"kind": "top1", "labels": "maskss"}, some, "labels", "did you mean 'masks'?"),
-        ({"kind": "top1"}, six, "labels", "labels lie in [0, 5]; output 'y' has classes [0, 4]"),
+        ({"kind": "top1"}, six, "labels", "labels are in [0, 5]; output 'y' has classes [0, 4]"),
         ({"kind": "map", "boxes": 0, "scores": 0}, some, "labels/boxes", "no array 'boxes'"),
         ({"kind": "onnx", "graph": {"base64": "not base64"}}, some, "graph/base64", "not base64"),
         ({"kind": "onnx", "graph": {"path": "/etc/passwd"}}, some, "graph/path", "command line"),

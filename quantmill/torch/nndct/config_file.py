@@ -147,7 +147,7 @@ def _paths(recipe: NndctRecipe, layer: Mapping[str, Any], at: str, module: nn.Mo
         if path not in modules:
             near = nearest_name(path, modules)
             recipe.refuse(
-                f"{at}/layer_name", f"there is no module {path!r}" + (f"; did you mean {near!r}?" if near else "")
+                f"{at}/layer_name", f"no such module: {path!r}" + (f"; did you mean {near!r}?" if near else "")
             )
             return []
         return [path]

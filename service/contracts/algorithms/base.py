@@ -19,7 +19,7 @@ Choice = Annotated[
 
 
 class AlgorithmBase(Contract):
-    """A step that is to make the quantized model better than calibration alone leaves it."""
+    """A step after calibration that improves the quantized model."""
 
     # its place in the order in which none undoes what another has done; equal places may stand either way
     place: ClassVar[int]

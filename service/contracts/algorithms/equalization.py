@@ -18,11 +18,11 @@ ActivationWeight = Annotated[
 
 
 class CrossLayerEqualization(AlgorithmBase):
-    """Moves scale between neighbouring layers, channel by channel, so that one grid fits all channels of a weight.
+    """Cross-layer equalization: moves scale between adjacent layers, so that one grid fits all channels of a weight.
 
-    The float network stays the same function (Nagel et al. 2019, Data-Free Quantization, section 4.1). Silent
-    channels, absorbed biases and limits that are kept as they are hold it to that on the calibration data; beyond what
-    these show it may differ. Only ``replace_relu6`` relu makes another function of it.
+    The float network computes the same function (Nagel et al. 2019, Data-Free Quantization, section 4.1). Pruned dead
+    channels, absorbed biases and kept activation limits are exact on the calibration data; beyond it the function may
+    differ. Only ``replace_relu6`` relu changes the function.
     """
 
     place = 0
@@ -33,11 +33,13 @@ class CrossLayerEqualization(AlgorithmBase):
         default=-1,
         ge=-1,
         le=1000,
-        description="Sweeps over all neighbours; -1 goes on until no scale moves by more than a percent.",
+        description="Sweeps over all adjacent layers; -1 continues until no scale changes by more than one percent.",
     )
-    balance_method: Literal["max"] = Field(default="max", description="What of a channel's weights counts.")
+    balance_method: Literal["max"] = Field(
+        default="max", description="Statistic of a channel's weights that sets its range."
+    )
     scale_use_threshold: bool = Field(
-        default=False, description="Leave channels unchanged whose two ranges add up to less than weight_threshold."
+        default=False, description="Skip channels whose two ranges add up to less than weight_threshold."
     )
     weight_threshold: float = Field(default=0.5, ge=0.0, description="See scale_use_threshold.")
     scale_append_bias: bool = Field(
@@ -47,34 +49,35 @@ class CrossLayerEqualization(AlgorithmBase):
     total_layer_diff_threshold: float = Field(
         default=1.9e-7,
         ge=0.0,
-        description="With steps -1: it also ends once the weights change by less, as the sum of all layers' means.",
+        description="With steps -1: also stop when the sum of the layers' mean weight changes is below this.",
     )
     use_activations: bool = Field(
         default=True,
-        description="Never let a channel's activations outgrow its tensor's range on the calibration data.",
+        description="Never scale a channel's activations beyond its tensor's range on the calibration data.",
     )
     activation_weight: ActivationWeight = Field(
         default=0.1,
         description=(
-            "Weight of a squared rounding error of an activation relative to one of a weight of the same "
-            "relative size, where a whole weight has one scale. 0: weights alone; auto: 0.1, 1 and 0.01 are "
-            "tried, and the network's outputs on held-out samples decide."
+            "Weight of an activation's squared rounding error relative to that of a weight with the same relative"
+            " size, for weights with one scale per tensor. 0: weights only; auto: 0.1, 1 and 0.01 are tried, and "
+            "the network's outputs on held-out samples decide."
         ),
         json_schema_extra={ALTERNATIVES: [0.1, 1.0, 0.01]},
     )
     replace_relu6: Literal["auto", "per_channel", "never", "relu"] = Field(
         default="auto",
         description=(
-            "What becomes of an upper limit (ReLU6) between two equalized layers. per_channel: it is scaled with each "
-            "channel, exactly, by a Min; never: the Clip stays, and channels that reach it on the calibration data "
-            "stay unscaled; relu: it is dropped; auto: as suits the target."
+            "How an upper limit (ReLU6) between two equalized layers is handled. per_channel: scaled exactly with"
+            " each channel, by a Min; never: the Clip is kept, and channels that reach it on the calibration data"
+            " stay unscaled; relu: removed; auto: chosen by the target."
         ),
     )
     silent_channels: Literal["zero", "keep"] = Field(
-        default="zero", description="Channels that are 0 on all calibration data: cut them off, or leave them alone."
+        default="zero", description="Dead channels (0 on all calibration data): prune them, or leave them unchanged."
     )
     absorb_bias: bool = Field(
-        default=True, description="Move the part of a bias that is always passed on into the next layer's bias."
+        default=True,
+        description="Absorb the part of a bias that always passes the activation function into the next layer's bias.",
     )
     stem: bool = Field(
         default=True,
@@ -86,11 +89,11 @@ class CrossLayerEqualization(AlgorithmBase):
 
 
 class OutlierChannels(AlgorithmBase):
-    """Treats channels that alone set the range of a tensor: see ``outlier_ratio`` of the config for which these are.
+    """Treats the few channels that set the range of a whole tensor (see ``outlier_ratio`` of the config).
 
-    split puts several channels of a part of the value each in the place of one (Zhao et al. 2019, Improving Neural
-    Network Quantization without Retraining using Outlier Channel Splitting); input_scale moves scale from the channel
-    into the weights that read it; higher_bits gives the tensor 16 bits. The float network stays the same function.
+    split replaces a channel by several with a part of its value each (Zhao et al. 2019, Improving Neural Network
+    Quantization without Retraining using Outlier Channel Splitting); input_scale moves scale from the channel into the
+    weights that read it; higher_bits gives the tensor 16 bits. The float network computes the same function.
     """
 
     place = 0
@@ -100,26 +103,29 @@ class OutlierChannels(AlgorithmBase):
     treatment: Literal["auto", "input_scale", "split", "higher_bits"] = Field(
         default="auto",
         description=(
-            "auto tries all three, cheaper ones at run time first, and keeps the closest to the float model "
-            "on held-out samples: a more expensive one has to be a decibel better."
+            "auto tries all three, in the order of their cost at run time, and keeps the one closest to the float"
+            " model on held-out samples; a more expensive one must be better by one decibel."
         ),
     )
     growth: float = Field(
         default=0.25,
         gt=0.0,
         le=4.0,
-        description="Channels that split may add to a tensor, as a part of those it has; at least one.",
+        description="Largest number of channels that split adds to a tensor, as a share of its channels; at least one.",
     )
     insert_mul: bool = Field(
         default=True,
-        description="Let input_scale insert a float Mul before a matrix product's quantizer where no constant before "
-        "it can absorb the scale and the target computes in floats, too.",
+        description=(
+            "Let input_scale insert a float Mul before a matrix product's quantizer if no earlier constant can "
+            "absorb the scale and the target also computes in float."
+        ),
     )
 
 
 class SmoothQuant(AlgorithmBase):
-    """Moves scale from a linear layer's inputs into its weight, channel by channel: s_j = max|x_j|^alpha /
-    max|w_j|^(1-alpha) (Xiao et al. 2022, SmoothQuant, equation 4).
+    """SmoothQuant: moves scale from a linear layer's inputs into its weight, channel by channel.
+
+    s_j = max|x_j|^alpha / max|w_j|^(1-alpha) (Xiao et al. 2022, SmoothQuant, equation 4).
     """
 
     place = 1
@@ -131,8 +137,10 @@ class SmoothQuant(AlgorithmBase):
         default=None,
         ge=0.0,
         le=1.0,
-        description="Share of the difficulty that goes into the weight; null searches it for every tensor by the error "
-        "of the layers that read it, and leaves alone what does not get better.",
+        description=(
+            "Share of the range that is moved into the weight (alpha). null: searched per tensor by the error of "
+            "the layers that read it; tensors that do not improve are left unchanged."
+        ),
     )
     insert_mul: bool = Field(
         default=True,
@@ -142,10 +150,10 @@ class SmoothQuant(AlgorithmBase):
 
 
 class Awq(AlgorithmBase):
-    """Moves scale from a linear layer's inputs into its weight, so that the weights that meet large inputs are rounded
-    least: s_j = mean|x_j|^alpha (Lin et al. 2023, AWQ, equations 4 and 5).
+    """AWQ: moves scale from a linear layer's inputs into its weight; weights that meet large inputs are rounded least.
 
-    For mode weights_only, in which inputs stay in float.
+    s_j = mean|x_j|^alpha (Lin et al. 2023, AWQ, equations 4 and 5). For mode weights_only, in which inputs stay in
+    float.
     """
 
     place = 1
@@ -157,8 +165,11 @@ class Awq(AlgorithmBase):
         default=None,
         ge=0.0,
         le=1.0,
-        description="Exponent of the inputs' mean size; null searches it for every tensor by the error of the layers "
-        "that read it, with the size of the weights taken into account too, and leaves alone what does not get better.",
+        description=(
+            "Exponent of the inputs' mean magnitude (alpha). null: searched per tensor by the error of the layers"
+            " that read it, also with the magnitude of the weights; tensors that do not improve are left "
+            "unchanged."
+        ),
     )
     insert_mul: bool = Field(
         default=False,
@@ -168,10 +179,11 @@ class Awq(AlgorithmBase):
 
 
 class BiasCorrection(AlgorithmBase):
-    """Gives every output channel back the mean that quantization took from it.
+    """Bias correction: restores the mean of every output channel that quantization changed.
 
-    fast: b += (W - W~) E[x], in closed form, E[x] from statistics (Nagel et al. 2019, Data-Free Quantization, section
-    4.2). full: layer after layer on the quantized network as corrected so far, judged behind the activation function.
+    fast: b += (W - W~) E[x], in closed form, with E[x] from statistics (Nagel et al. 2019, Data-Free Quantization,
+    section 4.2). full: layer by layer on the quantized network as corrected so far, measured after the activation
+    function.
     """
 
     place = 3
@@ -188,7 +200,7 @@ class BiasCorrection(AlgorithmBase):
         json_schema_extra={SEARCH_SPACE: ["fast", "full"], ALTERNATIVES: ["full", "fast"]},
     )
     data_size: int | None = Field(
-        default=64, ge=1, description="Samples that full is measured on; null: all of the calibration set."
+        default=64, ge=1, description="Samples for mode full; null: the whole calibration set."
     )
     insert_add: bool = Field(
         default=True,

@@ -29,53 +29,66 @@ MemoryLevel = Annotated[
 
 
 class LearningRateAdjust(Contract):
-    """Another learning rate for layers that are far off at first."""
+    """Another learning rate for layers with a large initial error."""
 
-    threshold: float = Field(gt=0.0, description="Mean square error of the layer's output before finetuning.")
-    learning_rate: float = Field(gt=0.0, description="Taken where the error is above the threshold.")
+    threshold: float = Field(gt=0.0, description="Mean squared error of the layer's output before optimization.")
+    learning_rate: float = Field(gt=0.0, description="Learning rate for layers whose error exceeds the threshold.")
 
 
 class Finetuning(AlgorithmBase):
-    """What AdaRound and AdaQuant have in common: layers are visited once, in order, each with the inputs that the
-    network quantized so far gives it.
+    """Fields shared by AdaRound and AdaQuant.
+
+    Layers are optimized once, in order, each with the inputs from the network quantized so far.
     """
 
     place = 4
     modes = ("static", "weights_only", "dynamic")
 
-    data_size: int | None = Field(default=None, ge=1, description="Samples used; null: all of the calibration set.")
-    batch_size: int = Field(default=8, ge=1, le=4096, description="Samples in a step of the gradient solver.")
-    num_iterations: int = Field(default=1000, ge=1, le=1_000_000, description="Steps of the gradient solver.")
+    data_size: int | None = Field(default=None, ge=1, description="Number of samples; null: the whole calibration set.")
+    batch_size: int = Field(default=8, ge=1, le=4096, description="Batch size of the gradient solver, in samples.")
+    num_iterations: int = Field(default=1000, ge=1, le=1_000_000, description="Number of steps of the gradient solver.")
     optim_device: Device = Field(
-        default="auto", description="Where layers are solved, by every solver; auto: a GPU if there is one."
+        default="auto", description="Device that optimizes layers, for every solver; auto: a GPU if there is one."
     )
-    infer_device: Device = Field(default="auto", description="Where layers are run to make the next ones' inputs.")
+    infer_device: Device = Field(default="auto", description="Device that computes the inputs of the next layers.")
     fixed_seed: int | None = Field(default=None, ge=0, description="Seed of all random choices; null: the config's.")
     early_stop: bool = Field(default=False, description="Stop a layer once its error no longer falls.")
-    lr_adjust: LearningRateAdjust | None = Field(default=None, description="Another rate for layers far off.")
-    target_op_type: tuple[FinetunedOp, ...] = Field(default=FINETUNED_OPS, min_length=1, description="Which nodes.")
+    lr_adjust: LearningRateAdjust | None = Field(
+        default=None, description="Learning rate for layers with a large initial error."
+    )
+    target_op_type: tuple[FinetunedOp, ...] = Field(
+        default=FINETUNED_OPS, min_length=1, description="Nodes to optimize."
+    )
     selective_update: bool = Field(
         default=False, description="Keep a layer's new weights only if the error of the whole network falls."
     )
     output_index: int = Field(default=0, ge=0, description="Output of the network that selective_update judges.")
     drop_ratio: float = Field(
-        default=1.0, ge=0.0, le=1.0, description="Share of a layer's inputs taken from the quantized network (QDrop)."
+        default=1.0,
+        ge=0.0,
+        le=1.0,
+        description="Share of a layer's inputs that comes from the quantized network (QDrop).",
     )
     output_qdq: bool = Field(
         default=False, description="Compare outputs after the Q/DQ pair of a layer's output (gradient solver)."
     )
     mem_opt_level: MemoryLevel = Field(
         default="auto",
-        description="Where inputs wait: 0 all in memory, 1 one layer at a time, 2 on disk; auto: by free memory.",
+        description=(
+            "Where layer inputs are kept: 0 all in memory, 1 one layer at a time, 2 on disk; auto: by free memory."
+        ),
     )
     cache_limit_bytes: int | None = Field(
-        default=None, ge=1, description="Bytes that waiting inputs may take on disk; null: what the job may write."
+        default=None, ge=1, description="Disk space for layer inputs, in bytes; null: what the job may write."
     )
     block_wise: bool = Field(default=False, description="Reconstruct residual blocks as one (gradient solver).")
 
 
 class AdaRound(Finetuning):
-    """Rounds every weight up or down so that the layer's output changes least (Nagel et al. 2020, Up or Down?)."""
+    """AdaRound: rounds every weight up or down to minimize the change of the layer's output (Nagel et al.
+
+    2020, Up or Down?).
+    """
 
     choice = "the integers that adaround has chosen"
     excludes: ClassVar[dict[str, str]] = {"adaquant": "integers of weights"}
@@ -85,41 +98,40 @@ class AdaRound(Finetuning):
     solver: Solver = Field(
         default="moments",
         description=(
-            "moments: integers by coordinate descent on the quadratic error, from second moments of the inputs; layers "
-            "with too many inputs for that go to the other; gradient: the paper's relaxation, by Adam."
+            "moments: coordinate descent over integers on the quadratic error, from second moments of the inputs;"
+            " layers with too many inputs use the other solver. gradient: the paper's relaxation, by Adam."
         ),
     )
-    learning_rate: float = Field(default=0.1, gt=0.0, description="Of the gradient solver.")
+    learning_rate: float = Field(default=0.1, gt=0.0, description="Learning rate of the gradient solver.")
     reg_param: float | None = Field(
         default=None,
         ge=0.0,
         description=(
-            "Weight of the regularizer (solver gradient), 0.01 in the paper; null: for each layer as suits its error."
+            "Weight of the regularizer (solver gradient), 0.01 in the paper; null: chosen per layer by its error."
         ),
     )
     beta_range: tuple[float, float] = Field(default=(20.0, 2.0), description="The regularizer's exponent, from, to.")
     warm_start: float = Field(default=0.2, ge=0.0, lt=1.0, description="Share of the steps without regularizer.")
-    update_bias: bool = Field(default=True, description="Let the bias follow (solver moments).")
+    update_bias: bool = Field(default=True, description="Refit the bias (solver moments).")
     unrestricted: Choice = Field(
         default=True,
         description=(
-            "Let a weight move further than to the next integer up or down (solver moments); auto: both are "
-            "tried, and the network's outputs on held-out samples decide."
+            "Let a weight move beyond the next integer up or down (solver moments); auto: both are tried, and the"
+            " network's outputs on held-out samples decide."
         ),
         json_schema_extra={ALTERNATIVES: [True, False]},
     )
     scale_refit: Choice = Field(
         default=False,
-        description=(
-            "Let weight scales follow where the scale's kind allows it (solver moments); auto: both ways are tried."
-        ),
+        description=("Refit weight scales if their kind allows it (solver moments); auto: both are tried."),
         json_schema_extra={ALTERNATIVES: [True, False]},
     )
 
 
 class AdaQuant(Finetuning):
-    """Moves weights so that the quantized layer's output changes least, rounding with straight-through gradients
-    (Hubara et al. 2020, Improving Post Training Neural Quantization).
+    """AdaQuant: updates weights by gradients to minimize the change of the quantized layer's output.
+
+    Rounding has straight-through gradients (Hubara et al. 2020, Improving Post Training Neural Quantization).
     """
 
     choice = "the integers that adaquant has chosen"
@@ -128,26 +140,26 @@ class AdaQuant(Finetuning):
     solver: Solver = Field(
         default="gradient",
         description=(
-            "gradient: the paper's, by Adam, for all types and for normalizations too; moments: the same square error "
-            "by coordinate descent over the integers, from second moments of the inputs, several times faster: what "
-            "has no integer weight is left out."
+            "gradient: as in the paper, by Adam, for all types and normalizations; moments: the same squared "
+            "error by coordinate descent over the integers, from second moments of the inputs, several times "
+            "faster; layers without integer weights are skipped."
         ),
     )
     learning_rate: float | None = Field(
         default=None,
         gt=0.0,
         description=(
-            "Of weights and biases, constant; null: for each weight a part of its grid's step, for biases of the "
-            "layer's error, falling to 0. AMD Quark has 1e-5 and 3000 steps of one sample."
+            "Constant learning rate of weights and biases; null: for each weight a fraction of its scale, for "
+            "biases of the layer's error, decaying to 0. AMD Quark uses 1e-5 and 3000 steps of one sample."
         ),
     )
     num_iterations: int = Field(default=300, ge=1, le=1_000_000, description="Steps.")
-    update_bias: bool = Field(default=True, description="Let the bias follow.")
-    update_scales: bool = Field(default=False, description="Let weight scales follow where their kind allows it.")
+    update_bias: bool = Field(default=True, description="Refit the bias.")
+    update_scales: bool = Field(default=False, description="Refit weight scales if their kind allows it.")
     dampening: bool = Field(
         default=True,
         description=(
-            "Hold weights at what they are rounded to as strongly as the error is curved there, so that a weight goes "
-            "on to another integer only where that makes the error smaller; false: as in the paper."
+            "Penalize changes of a weight's integer by the curvature of the error, so that a weight changes to "
+            "another integer only if that reduces the error; false: as in the paper."
         ),
     )

@@ -16,23 +16,23 @@ from service.contracts.specs import ActivationSpec, WeightSpec
 Combination = Literal["A16W16_A8W16", "A16W16_A16W8", "A16W16_A8W8", "A16W8_A8W8", "A8W16_A8W8"]
 RankingSamples = Annotated[
     int | None,
-    Field(ge=1, le=4096, description="Samples that layers are ranked on; null: by the number of layers."),
+    Field(ge=1, le=4096, description="Samples for ranking layers; null: by the number of layers."),
 ]
 Verified = Annotated[
     int,
     Field(
         ge=0,
         le=10_000,
-        description="Number of most sensitive layers that are checked by models in which only they are quantized.",
+        description="Number of the most sensitive layers to verify with models in which only they are quantized.",
     ),
 ]
 
 
 class Level(Contract):
-    """How a layer is represented at one level of precision."""
+    """The types of a layer at one level of precision."""
 
-    activation: ActivationSpec | Literal["float32"] = Field(description="Of its input; float32: not quantized.")
-    weight: WeightSpec | Literal["float32"] = Field(description="Of its weight; float32: not quantized.")
+    activation: ActivationSpec | Literal["float32"] = Field(description="Type of its input; float32: not quantized.")
+    weight: WeightSpec | Literal["float32"] = Field(description="Type of its weight; float32: not quantized.")
 
     @model_validator(mode="after")
     def _both_or_none(self) -> Level:
@@ -47,10 +47,10 @@ class Level(Contract):
 
 
 class DistanceGoal(Contract):
-    """Largest accepted distance of the quantized network's output from the float one's.
+    """Largest accepted distance between the outputs of the quantized and the float network.
 
-    sqnr and psnr in dB and cosine are smallest accepted values; l2 is ||x - x~|| / ||x||, kl the mean divergence of the
-    soft-maxed rows in nats.
+    sqnr and psnr in dB and cosine are smallest accepted values; l2 is ||x - x~|| / ||x||, kl the mean divergence of
+    the softmax rows in nats.
     """
 
     kind: Literal["distance"] = "distance"
@@ -59,30 +59,32 @@ class DistanceGoal(Contract):
 
 
 class DropGoal(Contract):
-    """Largest accepted loss of a metric, in points of it."""
+    """Largest accepted drop of a metric, in points."""
 
     kind: Literal["drop"] = "drop"
-    metric: str = Field(default="top1", description="top1, or the name of a metric of evaluation.metrics.")
+    metric: str = Field(default="top1", description="top1, or the name of a metric in evaluation.metrics.")
     max_drop: float = Field(ge=0.0)
 
 
 class PrecisionBudget(Contract):
-    """What the mixed model may cost; null: no limit."""
+    """Limits of the mixed model; null: no limit."""
 
-    max_weight_bytes: int | None = Field(default=None, ge=1, description="Bytes of all weights.")
-    max_mean_bits: float | None = Field(default=None, gt=0, description="Mean bits of a weight.")
+    max_weight_bytes: int | None = Field(default=None, ge=1, description="Largest size of all weights, in bytes.")
+    max_mean_bits: float | None = Field(default=None, gt=0, description="Largest mean number of bits per weight.")
     max_latency_ratio: float | None = Field(
-        default=None, gt=0, description="Latency over that of the float model, measured on this machine."
+        default=None, gt=0, description="Largest latency relative to the float model, measured on this machine."
     )
-    max_seconds: float | None = Field(default=None, gt=0, description="Time of the search; then the best so far.")
+    max_seconds: float | None = Field(
+        default=None, gt=0, description="Time limit of the search, in seconds; then the best model so far is used."
+    )
 
 
 class MixedPrecision(AlgorithmBase):
-    """Chooses the precision of every layer by what it does to the output.
+    """Mixed precision: chooses the precision of every layer by its effect on the output.
 
-    Layers are ranked by sensitivity, the network's output error when they alone are at the lower level; then as many as
-    the goal allows are lowered (``optimize`` speed) or as few as it needs are raised (quality), with real evaluations
-    deciding where to stop. Layers that share a tensor move together.
+    Layers are ranked by sensitivity: the network's output error when only they are at the lower level. Then as many as
+    the goal allows are lowered (``optimize`` speed), or as few as needed are raised (quality); evaluations decide
+    where to stop. Layers that share a tensor change together.
     """
 
     place = 2
@@ -94,22 +96,28 @@ class MixedPrecision(AlgorithmBase):
     combination: Combination | None = Field(
         default=None,
         description=(
-            "Short for high and low: 16-bit or 8-bit activations (A) and weights (W), int16, uint8 and int8 unless the "
-            "config has another type of that width; scale, granularity and calibration are the config's."
+            "Shorthand for high and low: 16-bit or 8-bit activations (A) and weights (W): int16, uint8 and int8 "
+            "unless the config has another type of that width. Scale, granularity and calibration are the "
+            "config's."
         ),
     )
     high: Level = Field(description="May be left out where combination is given.")
     low: Level = Field(description="May be left out where combination is given.")
     optimize: Literal["speed", "quality"] = Field(
-        default="speed", description="speed: begin high, lower what can be; quality: begin low, raise what must be."
+        default="speed",
+        description=(
+            "speed: start high and lower as many layers as possible; quality: start low and raise as few as necessary."
+        ),
     )
     goal: Annotated[DropGoal | DistanceGoal, Field(discriminator="kind")] = Field(
         default_factory=lambda: DropGoal(max_drop=0.5)
     )
     budget: PrecisionBudget = Field(default_factory=PrecisionBudget)
-    output_index: OutputRef = Field(default=0, description="Output that a distance is measured on: index or name.")
-    include: tuple[Selector, ...] = Field(default=(), max_length=10_000, description="Only these; empty: all.")
-    exclude: tuple[Selector, ...] = Field(default=(), max_length=10_000, description="These stay at the higher level.")
+    output_index: OutputRef = Field(default=0, description="Output for distances: index or name.")
+    include: tuple[Selector, ...] = Field(default=(), max_length=10_000, description="Nodes to consider; empty: all.")
+    exclude: tuple[Selector, ...] = Field(
+        default=(), max_length=10_000, description="Nodes that stay at the higher level."
+    )
     sensitivity_samples: RankingSamples = None
     verify: Verified = 3
 
@@ -175,23 +183,26 @@ def level_document(
 
 
 class SearchBudget(Contract):
-    """What the search and its model may cost; null: no limit."""
+    """Limits of the search and its model; null: no limit."""
 
-    max_seconds: float | None = Field(default=600.0, gt=0, description="Time; then the best so far is returned.")
-    max_trials: int | None = Field(default=None, ge=1, description="Recipes tried.")
-    max_size_bytes: int | None = Field(default=None, ge=1, description="Bytes of the model file.")
-    max_latency_ratio: float | None = Field(default=None, gt=0, description="Latency over that of the float model.")
+    max_seconds: float | None = Field(
+        default=600.0, gt=0, description="Time limit, in seconds; then the best model so far is returned."
+    )
+    max_trials: int | None = Field(default=None, ge=1, description="Number of recipes to try.")
+    max_size_bytes: int | None = Field(default=None, ge=1, description="Largest size of the model file, in bytes.")
+    max_latency_ratio: float | None = Field(
+        default=None, gt=0, description="Largest latency relative to the float model."
+    )
 
 
 class Autopilot(AlgorithmBase):
-    """Searches for the smallest or fastest model that meets a goal.
+    """Autopilot: searches for the smallest or fastest model that meets a goal.
 
-    Recipes are tried cheap ones first, judged by the distance of their outputs on samples held back; what two recipes
-    have in common is done once. The best are refined further, and the finalists alone are evaluated in full. The last
-    resort, where the budget sets a time, is to train the nearest for most of what is left of it.
-    Differences within chance are not taken for gains. All models that no other beats in accuracy, bytes and latency at
-    once come as files of the job. The verdict is ``pass`` only if the goal is met within the budget's bytes and
-    latency.
+    Recipes are tried in order of cost and judged by the distance of their outputs on held-out samples; steps that two
+    recipes share run once. The best are refined, and only the finalists are evaluated in full. If the budget sets a
+    time, the last resort is to train the closest one for most of the remaining time. Differences that are not
+    significant do not count as gains. All models on the Pareto front of accuracy, bytes and latency are files of the
+    job. The verdict is ``pass`` only if the goal is met within the budget's bytes and latency.
     """
 
     place = 2
@@ -205,14 +216,14 @@ class Autopilot(AlgorithmBase):
     )
     budget: SearchBudget = Field(default_factory=SearchBudget)
     objective: Literal["size", "latency"] = Field(
-        default="latency", description="What to make small once the goal is met."
+        default="latency", description="What to minimize once the goal is met."
     )
-    output_index: OutputRef = Field(default=0, description="Output that a distance is measured on: index or name.")
-    finalists: int = Field(default=3, ge=1, le=16, description="Recipes that are evaluated in full.")
+    output_index: OutputRef = Field(default=0, description="Output for distances: index or name.")
+    finalists: int = Field(default=3, ge=1, le=16, description="Number of recipes to evaluate in full.")
 
 
 class SensitivityAnalysis(AlgorithmBase):
-    """Tells what every layer's precision does to the output, and changes nothing.
+    """Sensitivity analysis: ranks layers by the effect of their precision on the output; changes nothing.
 
     The ranking, as JSON and CSV, is a file of the job.
     """
@@ -224,13 +235,13 @@ class SensitivityAnalysis(AlgorithmBase):
         default_factory=dict,
         max_length=16,
         description=(
-            "Candidates by name; the last one's errors are propagated to the output and the others estimated from "
-            "them. Empty: A16W16, A8W16, A16W8 and A8W8, on top of the config's own specs."
+            "Candidates by name; the errors of the last one are propagated to the output and the others are "
+            "estimated from them. Empty: A16W16, A8W16, A16W8 and A8W8, on top of the config's own specs."
         ),
     )
     samples: RankingSamples = None
     verify: Verified = 3
-    output_index: OutputRef = Field(default=0, description="Output that errors are measured on: index or name.")
+    output_index: OutputRef = Field(default=0, description="Output for errors: index or name.")
 
     @field_validator("levels")
     @classmethod

@@ -15,13 +15,13 @@ from service.contracts.metrics.graph import named_arrays, named_outputs, reads_r
 
 
 class Loss(Contract):
-    """One term of what is made small.
+    """One term of the loss.
 
     ``output_refs`` and ``label_refs`` are keyed by the place in the loss that names the output or the array, as a JSON
     pointer without its first slash; an index of an output counts from 0.
     """
 
-    weight: float = Field(default=1.0, gt=0.0, le=1e6, description="Of this term in the sum of all.")
+    weight: float = Field(default=1.0, gt=0.0, le=1e6, description="Weight of this term in the sum.")
 
     @property
     def name(self) -> str:
@@ -46,7 +46,7 @@ class CrossEntropyLoss(Loss):
     """Cross-entropy of the labels under the softmax of an output [n, classes, ...]."""
 
     kind: Literal["cross_entropy"] = "cross_entropy"
-    output: str | None = Field(default=None, description="The output of logits; null: the first.")
+    output: str | None = Field(default=None, description="The logits output; null: the first.")
     labels: str | None = Field(default=None, description="Array of class numbers; null: the dataset's labels.")
     smoothing: float = Field(default=0.0, ge=0.0, lt=1.0, description="Label smoothing (Szegedy et al. 2016).")
 
@@ -60,11 +60,11 @@ class CrossEntropyLoss(Loss):
 
 
 class MeanSquareLoss(Loss):
-    """Mean square distance of an output from targets of the dataset."""
+    """Mean squared error of an output against targets of the dataset."""
 
     kind: Literal["mse"] = "mse"
-    output: str | None = Field(default=None, description="Of the network; null: the first.")
-    targets: str | None = Field(default=None, description="Array of the dataset; null: its labels.")
+    output: str | None = Field(default=None, description="Output of the network; null: the first.")
+    targets: str | None = Field(default=None, description="Array with the targets; null: the dataset's labels.")
 
     def output_refs(self) -> dict[str, int | str]:
         """The one output."""
@@ -76,25 +76,31 @@ class MeanSquareLoss(Loss):
 
 
 class DistillationLoss(Loss):
-    """Distance from what the float network makes of the same samples: needs no labels (Hinton et al. 2015)."""
+    """Knowledge distillation.
+
+    Distance from the float network's outputs on the same samples; needs no labels (Hinton et al. 2015).
+    """
 
     kind: Literal["distillation"] = "distillation"
     divergence: Literal["auto", "kl", "mse"] = Field(
         default="auto",
         description=(
-            "kl: Kullback-Leibler divergence of the softmax, for logits of classes; mse: mean square distance over the "
-            "float output's variance; auto: kl for outputs that a classification metric reads or class labels belong "
-            "to, else mse."
+            "kl: Kullback-Leibler divergence of the softmax, for logits; mse: mean squared error relative to the "
+            "float output's variance; auto: kl for outputs that a classification metric reads or class labels "
+            "belong to, else mse."
         ),
     )
-    temperature: float = Field(default=1.0, gt=0.0, le=100.0, description="Of the softmax, with kl.")
+    temperature: float = Field(default=1.0, gt=0.0, le=100.0, description="Temperature of the softmax, with kl.")
     outputs: tuple[str, ...] | None = Field(
-        default=None, description="Null: all outputs of floats; none, where inner tensors alone are compared."
+        default=None,
+        description="Outputs to compare; null: all float outputs; none, if only inner tensors are compared.",
     )
     tensors: tuple[str, ...] = Field(
-        default=(), max_length=64, description="Inner tensors to compare too: mean square distance over variance."
+        default=(),
+        max_length=64,
+        description="Inner tensors to compare as well: mean squared error relative to the variance.",
     )
-    tensors_weight: float = Field(default=1.0, gt=0.0, description="Of the mean over all inner tensors.")
+    tensors_weight: float = Field(default=1.0, gt=0.0, description="Weight of the mean over all inner tensors.")
 
     @property
     def reads_reference(self) -> bool:
@@ -107,14 +113,16 @@ class DistillationLoss(Loss):
 
 
 class GraphLoss(Loss):
-    """A loss given as an ONNX graph that returns one scalar: for detectors and whatever has a loss of its own.
+    """A loss as an ONNX graph that returns one scalar: for detectors and other custom losses.
 
-    Its inputs are fed as those of a metric of kind ``onnx`` are; its operators need derivatives.
+    Its inputs are bound like those of a metric of kind ``onnx``; its operators must be differentiable.
     """
 
     kind: Literal["onnx"] = "onnx"
     graph: GraphSource
-    inputs: dict[str, GraphInput] = Field(default_factory=dict, max_length=64, description="By the graph's input.")
+    inputs: dict[str, GraphInput] = Field(
+        default_factory=dict, max_length=64, description="Source of each input of the graph, by name."
+    )
 
     @property
     def reads_reference(self) -> bool:
@@ -134,15 +142,15 @@ TrainingLoss = Annotated[CrossEntropyLoss | MeanSquareLoss | DistillationLoss | 
 
 
 class _Augmentation(Contract):
-    """A random change of an input's samples, drawn anew each time; pictures are [n, channels, height, width]."""
+    """A random augmentation of an input's samples, drawn for each step; images are [n, channels, height, width]."""
 
     RANK: ClassVar[int | None] = None  # that the input must have; None: any
 
-    input: str | None = Field(default=None, description="Of the model; null: the first.")
+    input: str | None = Field(default=None, description="Input of the model; null: the first.")
 
 
 class Flip(_Augmentation):
-    """Mirrors pictures left to right."""
+    """Flips images horizontally."""
 
     RANK = 4
 
@@ -151,7 +159,7 @@ class Flip(_Augmentation):
 
 
 class Crop(_Augmentation):
-    """Moves pictures by up to so many pixels, what is moved in being the border's pixels again."""
+    """Shifts images by up to this many pixels; the border's pixels are repeated."""
 
     RANK = 4
 
@@ -160,21 +168,21 @@ class Crop(_Augmentation):
 
 
 class Cutout(_Augmentation):
-    """Sets a square of pictures to their mean (DeVries and Taylor 2017)."""
+    """Cutout: sets a square of the image to its mean (DeVries and Taylor 2017)."""
 
     RANK = 4
 
     kind: Literal["cutout"] = "cutout"
-    pixels: int = Field(default=8, ge=1, le=1024, description="Side of the square.")
+    pixels: int = Field(default=8, ge=1, le=1024, description="Side of the square, in pixels.")
     probability: float = Field(default=1.0, gt=0.0, le=1.0)
 
 
 class Shift(_Augmentation):
-    """Moves sound along an axis by up to so many steps, what is moved in being 0."""
+    """Shifts audio along an axis by up to this many steps, filled with 0."""
 
     kind: Literal["shift"] = "shift"
     steps: int = Field(default=100, ge=1)
-    axis: int = Field(default=-1, description="Of the array; the first is that of samples.")
+    axis: int = Field(default=-1, description="Axis of the array; axis 0 is that of samples.")
 
     @field_validator("axis")
     @classmethod
@@ -188,14 +196,16 @@ class Noise(_Augmentation):
     """Adds Gaussian noise."""
 
     kind: Literal["noise"] = "noise"
-    level: float = Field(default=0.01, gt=0.0, le=1.0, description="Over the standard deviation of the sample.")
+    level: float = Field(
+        default=0.01, gt=0.0, le=1.0, description="Standard deviation of the noise relative to that of the sample."
+    )
 
 
 Augmentation = Annotated[Flip | Crop | Cutout | Shift | Noise, Field(discriminator="kind")]
 
 
 class Optimizer(Contract):
-    """What moves the parameters."""
+    """The optimizer."""
 
     kind: Literal["adam", "adamw", "sgd"] = "adamw"
     learning_rate: float | None = Field(
@@ -203,35 +213,44 @@ class Optimizer(Contract):
         gt=0.0,
         le=10.0,
         description=(
-            "Of weights, at its peak; with adam and adamw in parts of each weight's root mean square. Null: 0.003 with "
-            "adam and adamw, 0.01 with sgd."
+            "Peak learning rate of weights; with adam and adamw relative to each weight's root mean square. Null:"
+            " 0.003 with adam and adamw, 0.01 with sgd."
         ),
     )
     scale_learning_rate: float | None = Field(
-        default=None, ge=0.0, le=10.0, description="Of scales, in powers of two a step; null: as suits the weights'."
+        default=None,
+        ge=0.0,
+        le=10.0,
+        description="Learning rate of scales, in powers of two per step; null: derived from that of weights.",
     )
-    weight_decay: float = Field(default=0.0, ge=0.0, le=1.0, description="Of weights; scales and biases have none.")
-    momentum: float = Field(default=0.9, ge=0.0, lt=1.0, description="Of sgd; Nesterov's.")
+    weight_decay: float = Field(
+        default=0.0, ge=0.0, le=1.0, description="Weight decay of weights; scales and biases have none."
+    )
+    momentum: float = Field(default=0.9, ge=0.0, lt=1.0, description="Nesterov momentum, with sgd.")
     betas: tuple[Annotated[float, Field(ge=0.0, lt=1.0)], Annotated[float, Field(ge=0.0, lt=1.0)]] = Field(
-        default=(0.9, 0.999), description="Of adam and adamw."
+        default=(0.9, 0.999), description="Betas of adam and adamw."
     )
 
 
 class Schedule(Contract):
-    """How the learning rates change over the training."""
+    """Learning rate schedule."""
 
     kind: Literal["constant", "step", "cosine"] = "cosine"
-    warmup: float = Field(default=0.05, ge=0.0, lt=1.0, description="Share of the steps over which they rise from 0.")
-    step_share: float = Field(default=0.33, gt=0.0, lt=1.0, description="Of the training between two falls, with step.")
-    step_factor: float = Field(default=0.1, gt=0.0, lt=1.0, description="What a fall leaves, with step.")
-    final: float = Field(default=0.01, ge=0.0, le=1.0, description="Where cosine ends, in parts of the peak.")
+    warmup: float = Field(default=0.05, ge=0.0, lt=1.0, description="Share of the steps for the warm-up from 0.")
+    step_share: float = Field(
+        default=0.33, gt=0.0, lt=1.0, description="Share of the training between two decays, with step."
+    )
+    step_factor: float = Field(default=0.1, gt=0.0, lt=1.0, description="Decay factor, with step.")
+    final: float = Field(
+        default=0.01, ge=0.0, le=1.0, description="Final learning rate of cosine, relative to the peak."
+    )
 
 
 class QuantizationAwareTraining(AlgorithmBase):
-    """Trains weights, biases and scales of the quantized network with gradients passed straight through its rounding.
+    """Quantization-aware training: trains weights, biases and scales with a straight-through estimator.
 
-    It goes on from what the steps before it have reached, and ends with the best epoch on samples held back, or with a
-    later one that these cannot tell from it.
+    It starts from the result of earlier steps and returns the best epoch on held-out samples, or a later one that is
+    not significantly worse.
     """
 
     place = 6
@@ -240,7 +259,10 @@ class QuantizationAwareTraining(AlgorithmBase):
 
     method: Literal["qat"] = "qat"
     losses: tuple[TrainingLoss, ...] = Field(
-        default=(DistillationLoss(),), min_length=1, max_length=8, description="Their weighted sum is made small."
+        default=(DistillationLoss(),),
+        min_length=1,
+        max_length=8,
+        description="Losses; their weighted sum is minimized.",
     )
     optimizer: Optimizer = Field(default_factory=Optimizer)
     schedule: Schedule = Field(default_factory=Schedule)
@@ -249,47 +271,57 @@ class QuantizationAwareTraining(AlgorithmBase):
         ge=1,
         le=10_000,
         description=(
-            "At most; null: 30, or as many as make 1000 steps but no more than 100; any number where steps or seconds "
-            "end it."
+            "Largest number of epochs; null: 30, or as many as make 1000 steps but no more than 100; unlimited if"
+            " steps or seconds is set."
         ),
     )
-    steps: int | None = Field(default=None, ge=1, le=10_000_000, description="At most; null: no limit.")
+    steps: int | None = Field(default=None, ge=1, le=10_000_000, description="Largest number of steps; null: no limit.")
     seconds: float | None = Field(
         default=None,
         gt=0.0,
-        description="At most; null: no limit. How many epochs fit hangs on the machine, and so do the bytes.",
+        description=(
+            "Time limit in seconds; null: no limit. The number of epochs, and so the bytes of the model, then "
+            "depend on the machine."
+        ),
     )
-    batch_size: int = Field(default=32, ge=1, le=4096, description="Samples in a step.")
-    data_size: int | None = Field(default=None, ge=4, description="Samples used; null: all of the calibration set.")
-    augmentations: tuple[Augmentation, ...] = Field(default=(), max_length=16, description="In the order applied.")
+    batch_size: int = Field(default=32, ge=1, le=4096, description="Batch size, in samples.")
+    data_size: int | None = Field(default=None, ge=4, description="Number of samples; null: the whole calibration set.")
+    augmentations: tuple[Augmentation, ...] = Field(
+        default=(), max_length=16, description="Augmentations, in the order applied."
+    )
     validation_share: float = Field(
-        default=0.1, gt=0.0, lt=0.9, description="Of the samples: not trained on, the epoch is chosen by them."
+        default=0.1, gt=0.0, lt=0.9, description="Share of the samples that is held out and selects the epoch."
     )
     patience: int | None = Field(
-        default=None, ge=1, description="Epochs without a better one after which training ends; null: never."
+        default=None, ge=1, description="Number of epochs without improvement after which training ends; null: never."
     )
-    gradient_clip: float | None = Field(default=1.0, gt=0.0, description="Largest norm of all gradients; null: any.")
+    gradient_clip: float | None = Field(
+        default=1.0, gt=0.0, description="Gradient clipping: largest norm of all gradients; null: none."
+    )
     batch_norm: Literal["folded", "unfolded"] = Field(
         default="folded",
         description=(
-            "folded: as part of the weights, statistics frozen; unfolded: normalized by each batch, trained, and "
-            "folded into the weights for the last third of the training."
+            "BatchNormalization. folded: as part of the weights, statistics frozen; unfolded: normalized by each "
+            "batch, trained, and folded into the weights for the last third of the training."
         ),
     )
     zero_points: Literal["fixed", "learned"] = Field(
-        default="fixed", description="Of asymmetric activations; learned: they move by gradients, as scales do."
+        default="fixed", description="Zero points of asymmetric activations; learned: trained like scales."
     )
     freeze_oscillations: bool = Field(
         default=True,
         description=(
-            "Hold weights that keep jumping between two integers, from the middle of the training on (Nagel et al. "
-            "2022, Overcoming Oscillations in Quantization-Aware Training)."
+            "Freeze weights that oscillate between two integers, from the middle of the training on (Nagel et al."
+            " 2022, Overcoming Oscillations in Quantization-Aware Training)."
         ),
     )
     oscillation_threshold: float = Field(
-        default=0.01, gt=0.0, lt=0.5, description="Average jumps per step from which on a weight is frozen at the end."
+        default=0.01,
+        gt=0.0,
+        lt=0.5,
+        description="Oscillations per step, averaged, above which a weight is frozen at the end.",
     )
-    device: Device = Field(default="auto", description="Where the network is trained; auto: a GPU if there is one.")
+    device: Device = Field(default="auto", description="Device for training; auto: a GPU if there is one.")
     autocast: bool = Field(default=True, description="On a GPU: compute in bfloat16 where that is safe.")
     fixed_seed: int | None = Field(default=None, ge=0, description="Seed of all random choices; null: the config's.")
 

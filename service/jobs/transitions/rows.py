@@ -56,7 +56,7 @@ HELD = TransitionGuard("the caller holds the current attempt", lambda attempt: J
 DUE = TransitionGuard("its start time has been reached", lambda _: Job.not_before <= db_now())
 # Both are moments of one clock: only where it was put back is this true, but for transactions that overlap.
 AHEAD = TransitionGuard(
-    "its queue time is in the future (the clock was set back)", lambda _: Job.queued_at > db_now() + OVERLAP_SECONDS
+    "its queue time is in the future (clock set back)", lambda _: Job.queued_at > db_now() + OVERLAP_SECONDS
 )
 IN_TIME = TransitionGuard(
     "its deadline has not passed", lambda _: or_(Job.deadline_at.is_(None), Job.deadline_at > db_now())

@@ -82,7 +82,7 @@ def _pool(node: ir.Node) -> str | None:
     if any(places.window.reach(k) > length for k, length in enumerate(room)):
         return "windows beyond its input"
     cut = min(places.after, default=0) < 0 and max(places.window.dilations, default=1) > 1
-    return "gaps between taps and less room than input" if cut and node.op_type == "AveragePool" else None
+    return "gaps between taps and less space than input" if cut and node.op_type == "AveragePool" else None
 
 
 def _resize(node: ir.Node) -> str | None:

@@ -127,7 +127,7 @@ LATE[-1] = 5  # the very last label
         ({"kind": "top1", "labels": "targets"}, {"targets": TARGETS}, "labels", "integers are needed"),
         ({"kind": "rmse", "labels": "targets"}, {"targets": TARGETS}, "labels", r"but the output is \[1, 5\]"),
         ({"kind": "top1", "labels": "late"}, {"late": LATE}, "labels", "label 5 is not a class"),
-        ({"kind": "top1"}, {"labels": LATE}, "labels", r"labels lie in \[0, 5\]; output 'y' has classes \[0, 4\]"),
+        ({"kind": "top1"}, {"labels": LATE}, "labels", r"labels are in \[0, 5\]; output 'y' has classes \[0, 4\]"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_any_work(tmp_path, metric, arrays, place, says) -> None:
