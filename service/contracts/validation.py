@@ -88,13 +88,17 @@ def _too_large(at: str, told: str) -> PydanticCustomError:
 MOST_TOLD, _MOST_LOOKED_AT = 20, 400
 
 
-def field_problems(error: ValidationError, model: type[BaseModel], *, pointer: str = "") -> tuple[FieldProblem, ...]:
+def field_problems(
+    error: ValidationError, model: type[BaseModel], *, pointer: str = "", show_values: bool = True
+) -> tuple[FieldProblem, ...]:
     """One FieldProblem per error of ``error``; ``pointer`` is put before each location.
+
+    Without ``show_values`` no message quotes the input, which may be a secret.
 
     Where a value fits none of several forms, pydantic tells for each of them why not; here that is one problem.
     """
     problems: list[FieldProblem] = []
-    items = error.errors(include_url=False)
+    items = error.errors(include_url=False, include_input=show_values)
     told = (item for item in items[:_MOST_LOOKED_AT] if not _only_by_other_errors(item))
     for item in _without_alternatives(list(told), model):
         place = _resolve(model, item["loc"])
@@ -117,7 +121,7 @@ def field_problems(error: ValidationError, model: type[BaseModel], *, pointer: s
 
 def _only_by_other_errors(item: ErrorDetails) -> bool:
     """A list that is too short only without the items that are wrong, which are told themselves."""
-    given = item["input"]
+    given = item.get("input")
     return item["type"] == "too_short" and isinstance(given, list | tuple) and len(given) >= item["ctx"]["min_length"]
 
 
@@ -213,7 +217,7 @@ def _tag_problem(item: ErrorDetails, tags: list[str]) -> tuple[str, str]:
         return discriminator, f"unknown {discriminator} {context['tag']!r}; " + (
             f"did you mean {near!r}?" if near else known
         )
-    for key in item["input"] if isinstance(item["input"], dict) else ():
+    for key in item["input"] if isinstance(item.get("input"), dict) else ():
         if isinstance(key, str) and nearest_key(key, [discriminator]):
             return key, _unknown(key, [discriminator])
     return discriminator, f"{discriminator} is missing; {known}"

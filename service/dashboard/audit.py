@@ -15,7 +15,7 @@ from service.dashboard.listing import FilterWords
 from service.dashboard.pages import PageRoute, changed_query, page, root_of
 from service.deps import AppDep, AppState, PrincipalDep
 from service.keys import actions as keys
-from service.keys.scopes import seen_tenant
+from service.keys.scopes import is_own, seen_tenant
 from service.principal import Principal
 from service.tables import AuditEvent
 
@@ -98,7 +98,7 @@ def _midnight(day: str, query: str, *, days: int = 0) -> datetime | None:
 
 def _page_of(row: AuditEvent, principal: Principal) -> str | None:
     """The page of what an entry is about, where the asker may see it and it was not just deleted."""
-    if row.tenant_id != principal.tenant_id or row.action.endswith(".delete"):
+    if not is_own(principal, row.tenant_id) or row.action.endswith(".delete"):
         return None
     folder = _PAGES.get(row.object[:4])
     return None if folder is None else f"{folder}/{row.object}"

@@ -95,6 +95,11 @@ def needed(method: str, path: str) -> Scope:
     return _NEEDED.get((method, path)) or ("read" if method in _READING else "submit")
 
 
+def is_own(by: Principal, tenant_id: str) -> bool:
+    """True if it is the key's own tenant, whose resources it may look up."""
+    return by.tenant_id == tenant_id
+
+
 def seen_tenant(by: Principal, asked: str | None) -> str | None:
     """The tenant whose things are shown, where ``asked`` is what was asked for; None: all, which operators alone see.
 

@@ -69,7 +69,7 @@ def test_datasets_have_the_same_commands(ask: Ask, service: Service, tiny: Tiny)
 @pytest.mark.parametrize(
     ("command", "told"),
     [
-        ("versions nobody", "no model of the name"),
+        ("versions nobody", "no model named"),
         ("show nobody@1", "No model is named"),
         ("show a/b", "no reference"),
         ("show a/b@1", "There is no"),

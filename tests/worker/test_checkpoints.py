@@ -159,7 +159,7 @@ def test_a_job_runs_without_checkpoints_while_their_storage_is_away(bench, tmp_p
     job_id = bench.quantize()
     bench.supervisor("log(json.dumps(task['checkpoint_dir']))\n" + FAIL).run(job_id)
     told, given = bench.logged(job_id)
-    assert told.startswith("checkpoints cannot be kept")
+    assert told.startswith("checkpoints cannot be saved")
     assert json.loads(given) is None
     assert not (tmp_path / "not-mounted").exists()
 

@@ -229,7 +229,7 @@ def settings_errors() -> Iterator[None]:
     except ValidationError as error:
         if error.title != Settings.__name__:
             raise
-        problems = field_problems(error, Settings)
+        problems = field_problems(error, Settings, show_values=False)
         raise InvalidSettingsError(
             "; ".join(
                 f"QUANTMILL_{item.pointer.strip('/').upper()}: {item.message}" if item.pointer else item.message

@@ -111,7 +111,7 @@ def test_what_takes_no_correction_says_so() -> None:
     made = places(bench("[it] y = MatMul(x, w)", (8, 3, 4)), insert_add=False)
     assert not made.found and "insert_add is off" in made.left["it"]
     made = places(bench("[it] m = MatMul(x, w) [next] y = MatMul(m, w2)", (8, 3, 4)))
-    assert "goes on as integers" in made.left["it"] and "next" in made.found
+    assert "is passed on as integers" in made.left["it"] and "next" in made.found
     # a layer that cannot be measured is told
     model = make_model(
         "(float[N,4] x) => (float[N,6] y) { [odd] m = Gemm<alpha=0.5>(x, w, b) r = Relu(m) [it] y = Gemm(r, v, b) }",

@@ -181,6 +181,6 @@ def test_a_run_that_was_broken_off_goes_on_to_the_same_bytes(tmp_path: Path, mon
     monkeypatch.setattr(training, "train", counted)
     _, resumed = finetuned(store=CheckpointStore(tmp_path), **options)
     assert solved == ["conv2", "dense"]
-    assert "2 taken over" in resumed.summary
+    assert "2 reused from" in resumed.summary
     assert resumed.errors == whole.errors
     assert changed(resumed).emitted_bytes() == changed(whole).emitted_bytes()

@@ -57,7 +57,7 @@ def test_a_second_attempt_tells_the_whole_curve_and_a_layer_without_an_error_no_
     with pytest.raises(CanceledError):
         finetuned(first, folder=tmp_path)
     change = finetuned(second, folder=tmp_path)
-    assert "2 taken over" in change.summary
+    assert "2 reused from" in change.summary
     assert first.told == whole.told[:2]
     assert second.told == whole.told
     # a layer without an error has no share of it

@@ -34,7 +34,7 @@ KINDS = {
     ),
     "a divisor that is rounded to 0": Kind(
         "(float[N,8] x) => (float[N,8] y) { s = Mul(x, x) e = Add(s, o) d = Div(x, e) y = Mul(d, e) }",
-        {"o": FLOOR}, {"target": "amd_npu_cnn"}, least_db=5, reason="integers would round e, by which is divided",
+        {"o": FLOOR}, {"target": "amd_npu_cnn"}, least_db=5, reason="integers would round the divisor e to 0",
     ),
     "a scalar for a bias": Kind(
         "(float[N,8] x) => (float[N,1] y) { h = Relu(x) y = Gemm(h, w, b) }",

@@ -68,9 +68,7 @@ def test_samples_without_a_label_count_in_agreement_alone(tmp_path: Path, metric
     assert reports[0].quantized.metrics["top1"] == reports[1].quantized.metrics["top1"]
     assert reports[0].fidelity.top1_agreement == reports[2].fidelity.top1_agreement
     assert reports[0].fidelity.samples == 24
-    note = (
-        "8 of 24 samples have no label (-1): they count in agreement and distances, not in what is measured by labels"
-    )
+    note = "8 of 24 samples have no label (-1): they count in agreement and distances, not in metrics on labels."
     assert [note in report.notes for report in reports] == [True, False, False]
 
 

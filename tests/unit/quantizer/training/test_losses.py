@@ -343,7 +343,7 @@ def test_a_graph_is_fed_as_a_metric_is() -> None:
         (CrossEntropyLoss(), {None: normal(6)}, "labels", "integers"),
         (CrossEntropyLoss(), {None: np.zeros((6, 3), int)}, "labels", r"shape \[6, 3\]"),
         (CrossEntropyLoss(), {None: np.array([0, 1, 2, 3, 4, 10])}, "labels", "label 10 is no class"),
-        (CrossEntropyLoss(labels="c"), {"c": np.array([0, 1, 2, 3, 4, -1])}, "labels", "label -1 is no class"),
+        (CrossEntropyLoss(labels="c"), {"c": np.array([0, 1, 2, 3, 4, -2])}, "labels", "label -2 is no class"),
         (MeanSquareLoss(targets="goal"), {}, "targets", "no array 'goal'"),
         (MeanSquareLoss(), {None: normal(6, 9)}, "targets", r"shape \[6, 9\]"),
         (DistillationLoss(outputs=("y", "q")), {}, "outputs/1", "no output 'q'"),
