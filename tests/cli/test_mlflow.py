@@ -103,7 +103,7 @@ def test_a_job_is_one_run_and_one_version_however_often_it_is_logged(
     assert (first.returncode, again.returncode) == (0, 0), first.stderr + again.stderr
     run_line, version_line = first.stdout.splitlines()
     assert version_line == "version   net 1"
-    assert again.stdout.splitlines() == [f"{run_line} (was there)", version_line]
+    assert again.stdout.splitlines() == [f"{run_line} (existing)", version_line]
     service.client.rename(job, {"labels": {"build": None}})
     (page,) = fenced(ROOT / "docs" / "hand-over.md", "python")
     places = {"QUANTMILL_SERVER": service.url, "QUANTMILL_API_KEY": KEY, "MLFLOW_TRACKING_URI": tracking}
