@@ -140,20 +140,21 @@ def presets(
         list[str] | None,
         typer.Argument(metavar="[NAME|WORDS]", help="A preset, or words to search for."),
     ] = None,
+    whole: Annotated[bool, typer.Option("--all", help="List all presets, those for AMD Quark as well.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the presets, or show one."""
     from service.presets import catalog
-    from service.presets import catalog as searching
 
     search = " ".join(words) if words else None
-    found = searching.find(search)
+    found = catalog.find(search)
     if as_json:
-        typer.echo(searching.to_json(found))
+        typer.echo(catalog.to_json(found))
     elif search is not None and len(found) == 1:
         typer.echo(catalog.page(found[0].preset.name))
     else:
-        typer.echo(searching.as_text(found, with_pending=search is None))
+        everything = whole or search is not None
+        typer.echo(catalog.as_text(found, whole=everything, with_pending=whole and search is None))
 
 
 def targets(

@@ -55,9 +55,11 @@ def store(
         limit: stop after the batch in which so many samples are reached.
 
     Raises:
-        LoaderError: a batch does not fit the inputs or the batches before it; names the batch.
+        LoaderError: ``loader`` is a path, or a batch does not fit the inputs or the batches before it; names the batch.
         EmptyDatasetError: there is no sample.
     """
+    if isinstance(loader, str | bytes | Path):
+        raise LoaderError(f"Expected batches, got a {type(loader).__name__}.", hint=_BATCH_HINT)
     with tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=".quantmill-") as folder:
         columns = _Columns(Path(folder))
         for number, batch in enumerate(loader):

@@ -124,7 +124,9 @@ def export(
     if not isinstance(module, torch.nn.Module) or isinstance(module, torch.jit.ScriptModule):
         raise ExportError(
             f"Expected nn.Module, got {type(module).__name__}.",
-            hint="Give the nn.Module itself, not a scripted module, a function or a file.",
+            hint="For an ONNX file use `quantmill quantize` or Client().push_model(path)."
+            if isinstance(module, str | Path)
+            else "Give the nn.Module itself, not a scripted module or a function.",
         )
     call = ExportCall(module, example_inputs)
     with _evaluating(module):

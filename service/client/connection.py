@@ -41,16 +41,14 @@ _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 def find_service(url: str | None = None, key: str | None = None) -> Place:
     """The service at ``url``; without one, that of QUANTMILL_SERVER; without that, what this user runs on this host.
 
-    The key is the one given, else that of QUANTMILL_API_KEY, else the one that the user's own service has noted. A
-    service that was found by its note takes the key of its note: that of the environment is for another.
+    The key is the one given, else that of QUANTMILL_API_KEY, else the one that the user's own service has noted.
 
     Raises:
         InvalidServerError: what was told is no address.
         ServiceNotFoundError: nothing says which service is meant.
     """
-    told = url or os.environ.get(SERVER_VARIABLE)
-    address = checked_address(told or own_service())
-    found = key or (os.environ.get(KEY_VARIABLE) if told else None) or local.key_for(address)
+    address = checked_address(url or os.environ.get(SERVER_VARIABLE) or own_service())
+    found = key or os.environ.get(KEY_VARIABLE) or local.key_for(address)
     return Place(
         address,
         # a proxy from the environment must not come between this host and itself

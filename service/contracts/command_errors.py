@@ -15,6 +15,10 @@ class DataDirInUseError(QuantmillError, code="data-dir-in-use", title="The data 
     """Another embedded service runs on this data directory."""
 
 
+class NoServiceDataError(QuantmillError, code="no-service-data", title="There is no service data", status=500):
+    """The data directory contains no database."""
+
+
 class DataDirNotEmptyError(
     QuantmillError, code="data-dir-not-empty", title="The data directory is not empty", status=500
 ):

@@ -199,6 +199,9 @@ class ReportOutline(Contract):
     collapsed: bool = Field(
         default=False, description="The sanity check has failed: most of what the float model can do is lost."
     )
+    critical_findings: int = Field(
+        default=0, ge=0, description="Findings of severity critical: with one, the figures cannot be trusted."
+    )
 
     @classmethod
     def of(cls, report: Report | EvaluationReport) -> ReportOutline:
@@ -219,6 +222,7 @@ class ReportOutline(Contract):
             latency_ratio=None if report.latency is None else report.latency.ratio,
             latency_not_representative=_is_simulated(report.latency),
             collapsed=any(clause.is_collapse for clause in report.gate),
+            critical_findings=sum(finding.severity == "critical" for finding in report.findings),
         )
 
     @classmethod

@@ -108,6 +108,7 @@ _JUDGED = {
     "pass": Told("✔", "Passed", "good"),
 }
 _COLLAPSED = Told("✖", "Collapsed", "bad")
+_CRITICAL = Told("✖", "Critical finding", "bad")
 _ENDED_WELL = Told("✔", "Succeeded", "plain")
 
 
@@ -117,6 +118,8 @@ def outcome(job: JobListed) -> Told:
         return STATES[job.state]
     if job.figures is not None and job.figures.collapsed:
         return _COLLAPSED
+    if job.figures is not None and job.figures.critical_findings and job.verdict != "fail":
+        return _CRITICAL
     return _JUDGED.get(job.verdict or "", _ENDED_WELL)
 
 

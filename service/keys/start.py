@@ -37,8 +37,8 @@ def start_refusal(settings: Settings) -> str | None:
         return None
     return (
         f"error: refusing to listen on {settings.host} without a key: everybody on the network could use "
-        "the service.\nhint: set QUANTMILL_API_KEY, or create a key with `quantmill keys create`, or "
-        "listen on 127.0.0.1"
+        "the service.\nhint: set QUANTMILL_API_KEY, or create a key with `quantmill keys create` "
+        "(before the first start, after `quantmill migrate`), or listen on 127.0.0.1"
     )
 
 

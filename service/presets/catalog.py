@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from service.contracts.config import QuantizationConfig
@@ -127,16 +127,30 @@ def find(search: str | None) -> list[PresetEntry]:
     return found
 
 
-def as_text(found: Sequence[PresetEntry], *, with_pending: bool) -> str:
-    """The recommended presets, then the rest by kind, each with its other names and its notes."""
+def as_text(found: Sequence[PresetEntry], *, whole: bool = True, with_pending: bool = False) -> str:
+    """The recommended presets, then the rest by kind, each with its other names; their notes are below, each once.
+
+    Args:
+        found: what to list.
+        whole: list the presets that are for AMD Quark as well; False: count them.
+        with_pending: list what is not offered, and why.
+    """
     chosen = [one for name in RECOMMENDED for one in found if one.preset.name == name]
+    others = [one for one in found if one not in chosen]
+    shown = [one for one in others if whole or group_of(one.preset) == "own"]
+    notes = dict.fromkeys(note for one in shown for note in one.preset.notes)
+    numbers = {note: number for number, note in enumerate(notes, 1)}
     lines = ["Recommended:", *map(_recommended, chosen), ""] if chosen else []
     for name, title, _ in GROUPS:
-        members = [one for one in found if group_of(one.preset) == name and one not in chosen]
+        members = [one for one in shown if group_of(one.preset) == name]
         if members:
-            lines += [f"{title}:", *(line for one in members for line in _lines(one)), ""]
+            lines += [f"{title}:", *(line for one in members for line in _lines(one, numbers)), ""]
+    if numbers:
+        lines += ["Notes:", *(f"  [{number}] {note}" for note, number in numbers.items()), ""]
     if with_pending:
         lines += ["Not available:", *(f"  {name:<28} {reason}" for name, reason in pending()), ""]
+    if len(shown) < len(others):
+        lines.append(f"{len(others) - len(shown)} more for AMD Quark: `quantmill presets --all`")
     return "\n".join(
         [*lines, "'quantmill presets NAME' shows one preset in full; 'quantmill presets WORDS' searches presets."]
     )
@@ -164,15 +178,16 @@ def _recommended(one: PresetEntry) -> str:
     return f"  {one.preset.name:<28} {RECOMMENDED[one.preset.name]}"
 
 
-def _lines(one: PresetEntry) -> list[str]:
+def _lines(one: PresetEntry, numbers: Mapping[str, int]) -> list[str]:
     preset = one.preset
     kind = "native" if preset.execution.native else "simulated"
     default = " (default)" if one.default else ""
-    lines = [f"  {preset.name:<28} {kind:<10} {preset.description}{default}"]
+    marks = "".join(f" [{numbers[note]}]" for note in preset.notes)
+    lines = [f"  {preset.name:<28} {kind:<10} {preset.description}{default}{marks}"]
     others = [*preset.aliases, *preset.quark_names]
     if others:
         lines.append(f"  {'':<28} also: {', '.join(others)}")
-    return [*lines, *(f"  {'':<28} note: {note}" for note in preset.notes)]
+    return lines
 
 
 def _text(preset: Preset) -> str:

@@ -9,13 +9,18 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from service.contracts.command_errors import GATE_EXITS, InvalidServerError
 from service.contracts.errors import FieldProblem, InvalidConfigError, InvalidRequestError
-from service.contracts.report import Finding, Report
+from service.contracts.report import Finding, Interval, Report
 from service.jobs.schemas import EventOut
 from tests.cli.conftest import words
+from tests.support.each import each
 from tests.support.front import make_report
+from worker.cli import app
 from worker.commands.console import ProgressView, print_problem
+from worker.commands.job_results import judged
 from worker.commands.remote import show_event
 from worker.commands.report_view import print_evaluation, print_report
 from worker.commands.summary import print_summary
@@ -290,3 +295,35 @@ def test_without_a_reference_nothing_is_compared(verdict: str) -> None:
     told = evaluation(reference=None, gate=[], verdict=verdict)
     assert "change" not in told
     assert rows_of(told)[-1] == f"verdict {verdict}"
+
+
+def test_without_a_gate_a_summary_begins_with_the_change_of_accuracy():
+    report = make_report("none").model_copy(update={"gate": ()})
+    (metric,) = report.metrics
+    unsure = metric.model_copy(update={"drop_interval": Interval(low=-0.5, high=1.5, method="mcnemar", samples=200)})
+    for metrics, told in (
+        ((metric,), "Top-1 accuracy -0.50 points (no gate set)"),
+        ((unsure,), "no significant change of accuracy (no gate set)"),
+        ((), "accuracy not measured (no gate set)"),
+    ):
+        console = plain()
+        print_summary(report.model_copy(update={"metrics": metrics}), console)
+        assert text(console).splitlines()[0] == f"DONE: {told}"
+
+
+@each(
+    ("verdict", "undermines", "code"),
+    [("none", True, 4), ("none", False, None), ("undecided", False, 4), ("fail", True, 3), ("pass", False, None)],
+)
+def test_a_finding_that_allows_no_verdict_is_as_undecided(verdict, undermines, code):
+    found = Finding(code="float-at-chance", severity="critical", message="-", undermines_verdict=undermines)
+    report = make_report(verdict).model_copy(update={"findings": (found,)})
+    assert GATE_EXITS.get(judged(report)) == code
+
+
+@each("command", [("jobs", "list"), ("inspect", "m.onnx")])
+def test_an_empty_server_is_refused(command, tmp_path):
+    (tmp_path / "m.onnx").write_bytes(b"-")
+    words = [str(tmp_path / word) if word == "m.onnx" else word for word in command]
+    with pytest.raises(InvalidServerError, match="--server is empty"):
+        CliRunner().invoke(app, [*words, "--server", ""], catch_exceptions=False)

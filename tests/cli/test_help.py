@@ -88,12 +88,12 @@ def test_commands_stand_in_their_groups(quantmill: Quantmill) -> None:
 def test_the_recommended_presets_are_named_and_the_rest_is_listed_elsewhere(quantmill: Quantmill) -> None:
     shown = words(quantmill("quantize", "--help", code=0, **WIDE).stdout)
     assert f"{', '.join(RECOMMENDED)}, ..." in shown
-    assert "`quantmill presets` lists all" in shown
+    assert "`quantmill presets --all` lists all" in shown
     assert "s8s8_aaws" not in shown
 
 
 def test_presets_lists_the_recommended_first_and_all_others_in_groups(quantmill: Quantmill) -> None:
-    shown = quantmill("presets", code=0).stdout
+    shown = quantmill("presets", "--all", code=0).stdout
     lines = shown.splitlines()
     assert lines[0] == "Recommended:"
     assert [line.split()[0] for line in lines[1 : 1 + len(RECOMMENDED)]] == list(RECOMMENDED)

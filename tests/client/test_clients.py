@@ -307,10 +307,13 @@ def test_a_client_finds_its_users_own_service(home: Path, server: Served, monkey
     assert (place.url, place.headers, place.trust_environment) == (
         server.url, {"Authorization": f"Bearer {KEY}"}, False,
     )  # fmt: skip
-    monkeypatch.setenv("QUANTMILL_API_KEY", "a-key-for-another-one")
-    assert find_service().headers == {"Authorization": f"Bearer {KEY}"}
     with Client() as client:
         assert list(client.jobs(limit=1)) is not None
+    monkeypatch.setenv("QUANTMILL_API_KEY", "a-key-for-another-one")
+    assert find_service().headers == {"Authorization": "Bearer a-key-for-another-one"}
+    monkeypatch.setenv("QUANTMILL_API_KEY", "")
+    assert find_service().headers == {"Authorization": f"Bearer {KEY}"}
+    monkeypatch.setenv("QUANTMILL_API_KEY", "a-key-for-another-one")
     monkeypatch.setenv("QUANTMILL_SERVER", "https://quantmill.example/")
     assert find_service().url == "https://quantmill.example"
     assert find_service().headers == {"Authorization": "Bearer a-key-for-another-one"}

@@ -117,6 +117,23 @@ def test_a_collapse_and_a_failed_gate_lead_wherever_a_job_is_shown(sqlite_front:
         assert "succeeded in" in shown(sqlite_front, f"/jobs/{job_id}"), "the state keeps its name"
 
 
+@each("verdict", ["none", "pass", "undecided", "fail"])
+def test_a_critical_finding_leads_unless_the_gate_failed(sqlite_front: Front, verdict: str) -> None:
+    finding = {"code": "labels-shifted", "severity": "critical", "message": "Labels are shifted by one."}
+    mild = {**finding, "code": "few-samples", "severity": "warning"}
+    document = {**make_report().to_json_dict(), "verdict": verdict, "findings": [finding, mild]}
+    job_id = sqlite_front.new_job()
+    sqlite_front.finish(job_id, QuantizeOutcome(Report.model_validate(document), ()))
+    word = "Failed quality gate" if verdict == "fail" else "Critical finding"
+    for path in ("/", "/jobs", f"/jobs/{job_id}", f"/jobs/{job_id}/report"):
+        badge = f'<span class="state bad"><span aria-hidden="true">✖</span> {word}'
+        assert badge in shown(sqlite_front, path), path
+    text = shown(sqlite_front, f"/jobs/{job_id}")
+    assert "1 critical finding: the figures cannot be trusted." in text
+    assert f'href="/jobs/{job_id}/report#findings"' in text
+    assert sqlite_front.http.get(f"/v1/jobs/{job_id}").json()["figures"]["critical_findings"] == 1
+
+
 def test_a_job_that_runs_shows_how_far_it_is(sqlite_front: Front) -> None:
     job_id = sqlite_front.new_job()
     run(sqlite_front, job_id)

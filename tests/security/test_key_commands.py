@@ -14,7 +14,9 @@ from fastapi import FastAPI
 from sqlalchemy import update
 from typer.testing import CliRunner, Result
 
+from service.contracts.command_errors import NoServiceDataError
 from service.keys import keyring as keyrings
+from service.keys import local
 from service.keys.files import LOCAL_KEY_FILE
 from service.settings import Settings
 from service.tables import AuditEvent
@@ -130,3 +132,20 @@ def test_an_open_service_says_so(tmp_path: Path) -> None:
         assert running.process.stdout is not None
         assert b"no key is required" in running.process.stdout.readline()
         assert not (tmp_path / "home" / LOCAL_KEY_FILE).exists()
+
+
+@pytest.mark.parametrize("words", [("keys", "create", "ci"), ("audit", "list"), ("tenants", "show", "default")])
+def test_where_no_service_has_data_none_is_created(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(local, "own_services", dict)
+    with pytest.raises(NoServiceDataError, match="No service data in") as caught:
+        CliRunner().invoke(commands, [*words, "--data-dir", str(tmp_path / "new")], catch_exceptions=False)
+    assert "--data-dir" in str(caught.value.hint)
+    monkeypatch.setattr(local, "own_services", lambda: {"http://127.0.0.1:8000": tmp_path / "other"})
+    with pytest.raises(NoServiceDataError) as caught:
+        CliRunner().invoke(commands, [*words, "--data-dir", str(tmp_path / "new")], catch_exceptions=False)
+    assert str(tmp_path / "other") in str(caught.value.hint)
+    assert not (tmp_path / "new").exists()
+    run(tmp_path / "new", "migrate")
+    run(tmp_path / "new", *words)

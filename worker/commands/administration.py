@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -146,21 +147,40 @@ def installation(data_dir: Any) -> Iterator[tuple[Settings, Database]]:
     """The settings and the migrated database.
 
     Raises:
+        NoServiceDataError: there is no database: a new one would be of no running service.
         SchemaBehindError: it has not been migrated.
     """
     from service.db import Database, migrate
     from service.schema import require_current
 
     settings = options.load_settings(data_dir=data_dir)
+    _require_data(settings)
     settings.make_folders()
     if settings.embedded_database:
-        migrate(settings.database_url)  # as `up` does: the first key may come before the first start
+        migrate(settings.database_url)  # as `up` does
     database = Database(settings.database_url)
     try:
         require_current(database)
         yield settings, database
     finally:
         database.close()
+
+
+def _require_data(settings: Settings) -> None:
+    from sqlalchemy import make_url
+
+    from service.contracts.command_errors import NoServiceDataError
+    from service.keys import local
+
+    file = make_url(settings.database_url).database if settings.embedded_database else None
+    if file is None or Path(file).exists():
+        return
+    hint = "Give --data-dir, or QUANTMILL_DATABASE_URL; `quantmill up` and `quantmill migrate` create a new database."
+    running = [str(folder) for folder in local.own_services().values() if folder is not None]
+    if running:
+        hint = f"Give --data-dir: your service on this host uses {' or '.join(running)}."
+    place = settings.data_dir if settings.data_dir.is_absolute() else f"./{settings.data_dir}"
+    raise NoServiceDataError(f"No service data in {place}.", hint=hint)
 
 
 def operator() -> Principal:

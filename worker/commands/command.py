@@ -42,7 +42,12 @@ class Service:
         """
         from service.client import Client, UnauthorizedError
         from service.client.connection import SERVER_VARIABLE, checked_address
+        from service.contracts.command_errors import InvalidServerError
 
+        if self.server is not None and not self.server.strip():
+            raise InvalidServerError(
+                "--server is empty.", hint="Leave it out to run here, or to use your service where a command needs one."
+            )
         told = self.server or os.environ.get(SERVER_VARIABLE) or None
         with Client(None if told is None else checked_address(told), self.key) as client:
             _knock(client.place.url)

@@ -25,7 +25,11 @@ if TYPE_CHECKING:
     from service.jobs.schemas import EventOut, JobOut
 
 FailOnGate = Annotated[
-    bool, typer.Option("--fail-on-gate", help="Exit with code 3 if the verdict is fail, 4 if it is undecided.")
+    bool,
+    typer.Option(
+        "--fail-on-gate",
+        help="Exit with code 3 if the verdict is fail, 4 if it is undecided or a critical finding allows none.",
+    ),
 ]
 Timeout = Annotated[
     float | None,
@@ -79,7 +83,7 @@ def finish(client: Client, job: JobOut, waiting: WaitOptions, printing: Printing
     if result is not None:
         if not (printing.json or printing.quiet):
             print_result(result)
-        check_gate(result.verdict, waiting.fail_on_gate)
+        check_gate(judged(result), waiting.fail_on_gate)
 
 
 def followed(
@@ -116,6 +120,15 @@ def check_gate(verdict: str, fail_on_gate: bool) -> None:
         raise typer.Exit(GATE_EXITS[verdict])
 
 
+def judged(result: Report | EvaluationReport) -> str:
+    """The verdict; without a gate, undecided where a critical finding allows no statement about accuracy."""
+    from service.contracts.report import Report
+
+    if result.verdict != "none" or not isinstance(result, Report):
+        return result.verdict
+    return "undecided" if any(finding.undermines_verdict for finding in result.critical_findings) else "none"
+
+
 def follow(
     job: JobId,
     service: Service,
@@ -150,7 +163,7 @@ def follow(
         print_result(result, report_path=report)
         if done is not None:
             print_files(done)
-    check_gate(result.verdict, judging.fail_on_gate)
+    check_gate(judged(result), judging.fail_on_gate)
 
 
 def fetch(

@@ -14,10 +14,10 @@ from service.contracts.data_checks import check_data_given
 from service.contracts.presets import DEFAULT_PRESET, RECOMMENDED
 from worker.commands import options
 from worker.commands.command import Service, command
-from worker.commands.job_results import FailOnGate, check_gate
+from worker.commands.job_results import FailOnGate, check_gate, judged
 from worker.commands.report_files import ReportFiles, write_json
 
-PRESET_HELP = f"Preset: {', '.join(RECOMMENDED)}, ... `quantmill presets` lists all. Default: {DEFAULT_PRESET}."
+PRESET_HELP = f"Preset: {', '.join(RECOMMENDED)}, ... `quantmill presets --all` lists all. Default: {DEFAULT_PRESET}."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +158,7 @@ def quantize(
         typer.echo(f"report    {files.report}")
     forms.write(done.report)
     print_files(done)
-    check_gate(done.report.verdict, fail_on_gate)
+    check_gate(judged(done.report), fail_on_gate)
 
 
 def _check_options(files: Files, place: RunPlace, folders: Folders) -> None:

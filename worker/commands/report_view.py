@@ -26,7 +26,7 @@ from service.reports import algorithms, verdict
 from service.reports.figures import percent
 from worker.commands.console import make_console
 from worker.commands.figures import bytes_words, figure, labelled, number, span
-from worker.commands.summary import TONES, apply_words, change_text, print_findings, verdict_line
+from worker.commands.summary import TONES, apply_words, change_text, outcome, print_findings, verdict_line
 
 WORST_LAYERS = 5
 MOST_INSPECTED = 50
@@ -49,7 +49,7 @@ def print_report(report: Report, console: Console | None = None, *, report_path:
     _print_layers(report, console)
     for note in report.notes:
         console.print(Text(f"note: {note}"))
-    console.print(verdict_line(verdict.headline(report)), soft_wrap=True)
+    console.print(verdict_line(outcome(report)), soft_wrap=True)
     _print_conditions(report, console)
     print_advice(report, console, report_path)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -29,12 +30,31 @@ def print_summary(report: Report, console: Console | None = None, *, report_path
     """
     console = console or make_console()
     print_findings([one for one in report.findings if one.severity == "critical"], console)
-    console.print(verdict_line(headline(report), _not_passed(report)), soft_wrap=True)
+    console.print(verdict_line(outcome(report), _not_passed(report)), soft_wrap=True)
     _print(console, "accuracy", _accuracy(report))
     sizes = (report.float_.size_bytes, report.quantized.size_bytes)
     _print(console, "size", _moved(size(sizes[0]), size(sizes[1]), size_change(*sizes)))
     _print(console, "latency", _latency(report))
     _print(console, "look at", Text(_look_at(report, report_path)))
+
+
+def outcome(report: Report) -> Headline:
+    """The verdict; without a gate, that the run is done, with the change of accuracy where the figures can be used."""
+    found = headline(report)
+    if report.verdict != "none":
+        return found
+    sentence = "No gate is set." if found.alarm else f"{_accuracy_change(report)} (no gate set)"
+    return replace(found, word="DONE", sentence=sentence)
+
+
+def _accuracy_change(report: Report) -> str:
+    if not report.metrics or report.fidelity.source == "random":
+        return "accuracy not measured"
+    metric = report.metrics[0]
+    change = change_of(metric)
+    if change.significant is False or change.direction == "same":
+        return "no significant change of accuracy"
+    return f"{metric_title(metric.name)} {change.words}"
 
 
 def verdict_line(found: Headline, more: str = "") -> Text:

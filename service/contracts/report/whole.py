@@ -183,6 +183,8 @@ class Report(Brief, Contract):
         from service.contracts import changes  # which reads reports itself
 
         yield "verdict", self.verdict
+        critical = self.critical_findings
+        yield "findings", f"{len(critical)} critical: {', '.join(one.code for one in critical)}" if critical else ""
         yield "summary", self.summary
         for metric in self.metrics:
             values = f"{_number(metric.float_)} -> {_number(metric.quantized)} {metric.unit}".rstrip()
@@ -190,6 +192,11 @@ class Report(Brief, Contract):
         yield "size", changes.size_change(self.float_.size_bytes, self.quantized.size_bytes).words
         yield "latency", "" if self.latency is None else changes.latency_change_of(self.latency).words
         yield "SQNR", "" if self.fidelity.sqnr_db is None else f"{self.fidelity.sqnr_db:.2f} dB"
+
+    @property
+    def critical_findings(self) -> tuple[Finding, ...]:
+        """What has to be fixed before model and figures are used."""
+        return tuple(finding for finding in self.findings if finding.severity == "critical")
 
     @property
     def returned(self) -> FallbackKind | None:

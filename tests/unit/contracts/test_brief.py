@@ -28,6 +28,17 @@ def test_a_report_is_a_few_lines() -> None:
     assert str(make_report()) == repr(make_report())
 
 
+def test_critical_findings_are_a_row() -> None:
+    document = make_report().to_json_dict()
+    document["findings"] = [
+        {"code": "float-metric-at-chance", "severity": "critical", "message": "10 %"},
+        {"code": "few-samples", "severity": "warning", "message": "8 samples"},
+    ]
+    report = Report.model_validate(document)
+    assert repr(report).splitlines()[2] == "  findings  1 critical: float-metric-at-chance"
+    assert "1 critical: float-metric-at-chance" in report._repr_html_()
+
+
 def test_a_whole_report_of_a_large_model_is_no_longer() -> None:
     document = make_report().to_json_dict()
     document["layers"] = [{"name": f"layer{number}", "op": "Conv", "sqnr_db": 20.0} for number in range(1000)]

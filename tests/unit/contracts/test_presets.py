@@ -61,7 +61,7 @@ def test_what_runs_natively() -> None:
 def test_the_command_lists_and_shows_presets() -> None:
     app = typer.Typer()
     register(app)
-    listed = CliRunner().invoke(app, ["presets"])
+    listed = CliRunner().invoke(app, ["presets", "--all"])
     assert listed.exit_code == 0
     assert {line.split()[0] for line in listed.stdout.splitlines() if line.strip()} >= {*PRESETS, *PENDING_PRESETS}
     shown = CliRunner().invoke(app, ["presets", "A16W8"])

@@ -85,6 +85,12 @@ def test_every_preset_is_in_one_group_and_listed_with_its_words() -> None:
     assert groups["a16w8"] == "quark"
     text = as_text(find(None), with_pending=True)
     assert text.index("Other presets of Quantmill:") < text.index("mixed precision:") < text.index("Not available:")
+    for note in {note for preset in PRESETS.values() for note in preset.notes}:
+        assert text.count(f"] {note}\n") <= 1
+    short = as_text(find(None), whole=False)
+    assert "int8" in short and "Other presets of Quantmill:" in short and "AMD Quark presets" not in short
+    left_out = sum(name not in RECOMMENDED for name, group in groups.items() if group != "own")
+    assert f"{left_out} more for AMD Quark: `quantmill presets --all`" in short
     for preset in PRESETS.values():
         described = RECOMMENDED.get(preset.name, preset.description)
         for word in (preset.name, described, *preset.aliases, *preset.quark_names, *preset.notes):

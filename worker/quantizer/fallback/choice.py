@@ -32,6 +32,7 @@ from worker.quantizer.plan.targets import TARGETS
 from worker.quantizer.refine.draft import QuantizedDraft
 from worker.quantizer.report.assemble import Assembled, make_report
 from worker.quantizer.report.kernels import THIS_CPU
+from worker.quantizer.report.words import alarm_words
 from worker.quantizer.run.interface import Run
 from worker.quantizer.run.services import Services
 from worker.quantizer.runtime.session import Session
@@ -322,10 +323,12 @@ def _because(clause: GateClause) -> str:
 def _of_float(report: Report, gate: Gate) -> Report:
     """The report of the float model as the one returned: its latency is its own, and so is the clause about it."""
     clauses = tuple(_of_itself(clause) if clause.clause == GATE_LATENCY else clause for clause in report.gate)
+    alarm = alarm_words(report.findings)
     changes: dict[str, Any] = {
         "gate": clauses,
         "verdict": verdict_of(gate, clauses),
-        "summary": "The float model is returned as it was uploaded: the quantized one was too slow.",
+        "summary": f"{alarm}{'the' if alarm else 'The'} float model is returned as it was uploaded: the quantized one "
+        "was too slow.",
     }
     latency = report.latency
     if latency is not None:

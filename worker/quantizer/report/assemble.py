@@ -160,6 +160,7 @@ def make_report(quantized: QuantizedDraft, case: Case, services: Services) -> As
             measured,
             outcomes,
             labelled=data.summary.labels is not None,
+            findings=findings,
         ),
         float=float_figures,
         quantized=figures,

@@ -13,6 +13,7 @@ from service.contracts.evaluation import Gate
 from service.contracts.reason import Reason
 from service.contracts.report import (
     AlgorithmFigures,
+    Finding,
     LatencyFigures,
     LayerFigures,
     MetricFigures,
@@ -251,6 +252,12 @@ def calibration_notes(case: Case) -> list[str]:
     return notes
 
 
+def alarm_words(findings: Sequence[Finding]) -> str:
+    """What a summary begins with where there are critical findings; empty where there are none."""
+    critical = sum(1 for finding in findings if finding.severity == "critical")
+    return f"{_count(critical, 'critical finding')}; " if critical else ""
+
+
 def summary_sentence(
     plan: QuantizationPlan,
     layers: Sequence[LayerFigures],
@@ -261,8 +268,9 @@ def summary_sentence(
     algorithms: Sequence[AlgorithmFigures],
     *,
     labelled: bool,
+    findings: Sequence[Finding],
 ) -> str:
-    """The report in one sentence.
+    """The report in one sentence, after the number of critical findings.
 
     Args:
         plan: what was quantized.
@@ -273,9 +281,11 @@ def summary_sentence(
         metrics: of both.
         algorithms: what became of each.
         labelled: the data has labels.
+        findings: of the report.
     """
+    alarm = alarm_words(findings)
     if plan.is_empty:
-        return "Nothing to quantize: the model is returned as it was uploaded."
+        return f"{alarm}{'nothing' if alarm else 'Nothing'} to quantize: the model is returned as it was uploaded."
     parts = []
     if metrics and metrics[0].quantized is not None:
         first = metrics[0]
@@ -293,7 +303,7 @@ def summary_sentence(
     able = sum(len(layer.nodes) for layer in layers if layer.reason_code != NOT_APPLICABLE.code)
     trained = trained_words(algorithms)
     told = f"{quantized} of {able} nodes quantized{f', {trained}' if trained else ''}"
-    return f"{_MEASURED_ON[comparison.fidelity.source]}{', '.join(parts)}; {told}."
+    return f"{alarm}{_MEASURED_ON[comparison.fidelity.source]}{', '.join(parts)}; {told}."
 
 
 def large_note(content: ModelContent) -> str | None:

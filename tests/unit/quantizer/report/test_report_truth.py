@@ -10,7 +10,8 @@ import onnx_ir as ir
 import pytest
 
 from service.contracts.config import parse_config
-from service.contracts.report import Interval, LatencyFigures, MachineLoad
+from service.contracts.report import Finding, Interval, LatencyFigures, MachineLoad
+from service.contracts.report.layers import Severity
 from tests.support.each import each
 from tests.unit.quantizer.toolbox import (
     batchnorm_text,
@@ -27,7 +28,7 @@ from worker.quantizer.graph.metadata import fates, outline
 from worker.quantizer.plan.types import NodePlan, QuantizationPlan, Role
 from worker.quantizer.report import assemble
 from worker.quantizer.report.kernels import not_representative
-from worker.quantizer.report.words import cost_notes
+from worker.quantizer.report.words import alarm_words, cost_notes
 
 SELECTED = "include and exclude leave nothing to quantize: the model is returned as it was uploaded"
 NOTHING = "nothing in this model can be quantized: the model is returned as it was uploaded"
@@ -205,3 +206,11 @@ def test_the_cause_of_growth_is_told(text: str, arrays: dict[str, np.ndarray], t
     assert report.quantized.size_bytes >= report.float_.size_bytes
     (note,) = [note for note in report.notes if "not smaller" in note]
     assert note.startswith(f"the quantized model is not smaller: {told}")
+
+
+def test_a_summary_begins_with_critical_findings() -> None:
+    severities: tuple[Severity, ...] = ("critical", "warning", "info")
+    found = [Finding(code="few-samples", severity=severity, message="-") for severity in severities]
+    assert alarm_words(found) == "1 critical finding; "
+    assert alarm_words([*found, *found]) == "2 critical findings; "
+    assert alarm_words(found[1:]) == ""

@@ -137,6 +137,12 @@ def test_what_does_not_fit_is_named_with_its_batch(loader: Any, says: str, one: 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("loader", ["train.npz", Path("train.npz")])
+def test_a_path_is_no_loader(loader: Any, one: Exported, tmp_path: Path) -> None:
+    with pytest.raises(LoaderError, match=f"Expected batches, got a {type(loader).__name__}."):
+        store(loader, one, tmp_path / "d.npz")
+
+
 def test_inputs_of_one_batch_have_to_agree(two, tmp_path):
     with pytest.raises(LoaderError, match="hold 2 and 5 samples"):
         store([(X, Y[:2])], two, tmp_path / "d.npz")

@@ -317,6 +317,10 @@ def test_what_is_no_module_and_no_number(module, inputs, says):
     assert says in failing(module, inputs).detail
 
 
+def test_a_file_in_place_of_a_module_is_told_where_it_goes():
+    assert "push_model(path)" in str(failing("model.onnx", torch.ones(2, 3)).hint)
+
+
 def test_what_torch_says_is_kept_in_the_error_and_printed_nowhere(capfd):
     module = module_of(lambda self, x: x if x.sum() > 0 else -x)
     error = failing(module, torch.ones(2, 3))
