@@ -8,7 +8,7 @@ terminals, JUnit and CSV; ``typeset`` turns it into U+2212 for pages.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from service.contracts.report.figures import Interval, LatencyFigures, MetricFigures
@@ -36,6 +36,7 @@ class Change:
         moved: which way the figure has moved; "" for not at all.
         significant: whether it is more than chance; None: not known.
         interval: where the change is, such as "95 % CI: -1.10 to +0.20 points"; "" where nobody knows.
+        cautious: whether it counts as better or worse only if it is known to be significant.
     """
 
     words: str
@@ -43,15 +44,21 @@ class Change:
     moved: Literal["up", "down", ""] = ""
     significant: bool | None = None
     interval: str = ""
+    cautious: bool = False
 
     @property
     def tone(self) -> ChangeTone:
-        """The colour: good, bad, unsure where the change is not significant, plain where there is none."""
-        if self.direction == "same":
+        """The colour: good, bad, unsure where the change is not significant, plain where none is known."""
+        if self.direction == "same" or self.is_untested:
             return "plain"
         if self.significant is False:
             return "unsure"
         return "good" if self.direction == "better" else "bad"
+
+    @property
+    def is_untested(self) -> bool:
+        """True if it takes a test to call the change better or worse, and none was made."""
+        return self.cautious and self.significant is None
 
     @property
     def arrow(self) -> str:
@@ -60,9 +67,11 @@ class Change:
 
     @property
     def judgement(self) -> str:
-        """The direction in a word: "better", "worse", "no change" or "not significant"."""
+        """The direction in a word: "better", "worse", "no change", "not tested" or "not significant"."""
         if self.direction == "same":
             return UNCHANGED
+        if self.is_untested:
+            return "not tested"
         return "not significant" if self.significant is False else self.direction
 
     @property
@@ -131,12 +140,15 @@ def change_of(metric: MetricFigures) -> Change:
     return metric_change(metric.drop, metric.unit, better=metric.better, drop_interval=metric.drop_interval)
 
 
-def outlined_change(before: float | None, after: float | None, drop: float | None, unit: str) -> Change:
+def outlined_change(
+    before: float | None, after: float | None, drop: float | None, unit: str, significant: bool | None = None
+) -> Change:
     """The change of a metric in lists of jobs, which keep both values and the drop, not the better direction."""
     if drop is None:
         return _UNDEFINED
     falls = before is None or after is None or (after < before) == (drop > 0)
-    return metric_change(drop, unit, better="higher" if falls else "lower")
+    change = metric_change(drop, unit, better="higher" if falls else "lower")
+    return replace(change, significant=significant, cautious=True)
 
 
 def interval_words(change: Interval | None, unit: str) -> str:

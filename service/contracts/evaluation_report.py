@@ -9,6 +9,7 @@ from pydantic import Field
 
 from service.contracts.base import Contract
 from service.contracts.brief import Brief, Row
+from service.contracts.changes import metric_change
 from service.contracts.dataset import PreprocessingSpec
 from service.contracts.errors import FieldProblem, InvalidConfigError
 from service.contracts.evaluation import AGREEMENT, EvaluationSpec
@@ -182,6 +183,24 @@ class OutlinedMetric(Contract):
     float_: float | None = Field(alias="float", serialization_alias="float")
     quantized: float | None
     drop: float | None = Field(description="Change for the worse; negative: better than float.")
+    significant: bool | None = Field(
+        default=None, description="Whether the change is more than chance; null: not tested."
+    )
+
+    @classmethod
+    def of(cls, found: MetricFigures | EvaluatedMetric, before: float | None, after: float | None) -> OutlinedMetric:
+        """The outline of a metric with these values of the float and the quantized model."""
+        tested = metric_change(found.drop, found.unit, better=found.better, drop_interval=found.drop_interval)
+        return cls.model_validate(
+            {
+                "name": found.name,
+                "unit": found.unit,
+                "float": before,
+                "quantized": after,
+                "drop": found.drop,
+                "significant": tested.significant,
+            }
+        )
 
 
 class ReportOutline(Contract):
@@ -193,6 +212,9 @@ class ReportOutline(Contract):
     float_size_bytes: int | None = Field(description="Null: of an evaluation without a reference model.")
     quantized_size_bytes: int
     latency_ratio: float | None = Field(description="Quantized over float; null: not timed.")
+    latency_significant: bool | None = Field(
+        default=None, description="Whether one model is known to be faster; null: not timed, or not known."
+    )
     latency_not_representative: bool = Field(
         default=False, description="The target was simulated on this CPU: the ratio is not representative of it."
     )
@@ -209,17 +231,13 @@ class ReportOutline(Contract):
         if isinstance(report, EvaluationReport):
             return cls._of_evaluation(report)
         return cls(
-            metrics=tuple(
-                OutlinedMetric.model_validate(
-                    {"name": m.name, "unit": m.unit, "float": m.float_, "quantized": m.quantized, "drop": m.drop}
-                )
-                for m in report.metrics[:_MOST_METRICS]
-            ),
+            metrics=tuple(OutlinedMetric.of(m, m.float_, m.quantized) for m in report.metrics[:_MOST_METRICS]),
             sqnr_db=report.fidelity.sqnr_db,
             top1_agreement=report.fidelity.top1_agreement,
             float_size_bytes=report.float_.size_bytes,
             quantized_size_bytes=report.quantized.size_bytes,
             latency_ratio=None if report.latency is None else report.latency.ratio,
+            latency_significant=None if report.latency is None else report.latency.verdict != "undecided",
             latency_not_representative=_is_simulated(report.latency),
             collapsed=any(clause.is_collapse for clause in report.gate),
             critical_findings=sum(finding.severity == "critical" for finding in report.findings),
@@ -228,17 +246,13 @@ class ReportOutline(Contract):
     @classmethod
     def _of_evaluation(cls, report: EvaluationReport) -> ReportOutline:
         return cls(
-            metrics=tuple(
-                OutlinedMetric.model_validate(
-                    {"name": m.name, "unit": m.unit, "float": m.reference_value, "quantized": m.value, "drop": m.drop}
-                )
-                for m in report.metrics[:_MOST_METRICS]
-            ),
+            metrics=tuple(OutlinedMetric.of(m, m.reference_value, m.value) for m in report.metrics[:_MOST_METRICS]),
             sqnr_db=None if report.fidelity is None else report.fidelity.sqnr_db,
             top1_agreement=None if report.fidelity is None else report.fidelity.top1_agreement,
             float_size_bytes=None if report.reference is None else report.reference.size_bytes,
             quantized_size_bytes=report.model.size_bytes,
             latency_ratio=None if report.latency is None else report.latency.ratio,
+            latency_significant=None if report.latency is None else report.latency.verdict != "undecided",
             latency_not_representative=_is_simulated(report.latency),
             collapsed=any(clause.is_collapse for clause in report.gate),
         )

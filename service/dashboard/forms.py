@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
 
@@ -144,7 +145,7 @@ def changes_of(figures: ReportOutline) -> list[Moved]:
             metric_title(one.name),
             "" if one.float_ is None else figure(one.float_, one.unit),
             figure(one.quantized, one.unit),
-            outlined_change(one.float_, one.quantized, one.drop, one.unit),
+            outlined_change(one.float_, one.quantized, one.drop, one.unit, one.significant),
         )
         for one in figures.metrics
     ]
@@ -154,7 +155,8 @@ def latency_of(figures: ReportOutline) -> Change:
     """The change of latency; none where the target was simulated on another CPU."""
     if figures.latency_not_representative:
         return Change(NOT_REPRESENTATIVE.capitalize(), "same")
-    return latency_change(figures.latency_ratio)
+    change = latency_change(figures.latency_ratio, significant=figures.latency_significant)
+    return replace(change, cautious=True)
 
 
 def ago(moment: datetime | None) -> str:

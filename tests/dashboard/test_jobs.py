@@ -117,6 +117,24 @@ def test_a_collapse_and_a_failed_gate_lead_wherever_a_job_is_shown(sqlite_front:
         assert "succeeded in" in shown(sqlite_front, f"/jobs/{job_id}"), "the state keeps its name"
 
 
+@each(("low", "tone"), [(0.1, "bad"), (-0.1, "unsure"), (None, "plain")])
+def test_a_change_is_red_only_if_it_is_significant(sqlite_front: Front, low: float | None, tone: str) -> None:
+    document = make_report().to_json_dict()
+    if low is not None:
+        document["metrics"][0]["drop_interval"] = {
+            "low": low,
+            "high": 0.9,
+            "confidence": 0.95,
+            "method": "mcnemar",
+            "samples": 32,
+        }
+    job_id = sqlite_front.new_job()
+    sqlite_front.finish(job_id, QuantizeOutcome(Report.model_validate(document), ()))
+    for path in ("/jobs", f"/jobs/{job_id}"):
+        told = re.findall(r'<span class="(\w+)">' "\N{MINUS SIGN}0.50 points", shown(sqlite_front, path))
+        assert told[0] == tone, path
+
+
 @each("verdict", ["none", "pass", "undecided", "fail"])
 def test_a_critical_finding_leads_unless_the_gate_failed(sqlite_front: Front, verdict: str) -> None:
     finding = {"code": "labels-shifted", "severity": "critical", "message": "Labels are shifted by one."}

@@ -74,6 +74,11 @@ def test_outlined_change_finds_the_better_direction(
     assert change.direction == ("same" if drop is None else "worse")
 
 
+@pytest.mark.parametrize(("significant", "tone"), [(None, "plain"), (False, "unsure"), (True, "bad")])
+def test_an_outlined_change_has_a_colour_only_if_it_was_tested(significant: bool | None, tone: str) -> None:
+    assert outlined_change(70.0, 69.0, 1.0, "%", significant).tone == tone
+
+
 def test_difference_of_two_jobs() -> None:
     assert difference_change(70.0, 71.5, "%").words == "+1.50 points"
     assert difference_change(70.0, 71.5, "%").direction == "better"
