@@ -49,7 +49,7 @@ SURFACES: dict[str, Surface] = {
     "GET /v1/jobs/{job}/attestation": Surface("quantmill jobs fetch {job} --output FILE", "/jobs/{job}"),
     "GET /v1/batches": Surface("quantmill batches list", "/batches"),
     "POST /v1/batches/{batch}/cancel": Surface("quantmill batches cancel {batch}", "/batches/{batch}"),
-    "GET /v1/presets": Surface("quantmill presets", "/new"),
+    "GET /v1/presets": Surface("quantmill presets --all", "/new"),
     "GET /v1/targets": Surface("quantmill targets", "/new"),
     "PATCH /v1/schedules/{schedule}": Surface("quantmill schedules set {schedule}", "/schedules/{schedule}"),
     "GET /v1/schedules": Surface("quantmill schedules list", "/schedules"),

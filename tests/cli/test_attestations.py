@@ -117,6 +117,7 @@ def test_other_bytes_are_told(quantmill, service, job, other_job, monkeypatch):
 
 def test_an_operator_changes_the_signing_key(quantmill, tmp_path):
     home = tmp_path / "home"
+    quantmill("migrate", "--data-dir", home, code=0)
     first = quantmill("keys", "signing", "--data-dir", home, code=0)
     assert first.stdout.startswith("-----BEGIN PUBLIC KEY-----")
     rotated = json.loads(quantmill("keys", "rotate-signing", "--data-dir", home, "--json").stdout)

@@ -13,12 +13,14 @@ from typer.testing import CliRunner
 
 from service.contracts.command_errors import GATE_EXITS, InvalidServerError
 from service.contracts.errors import FieldProblem, InvalidConfigError, InvalidRequestError
+from service.contracts.evaluation_report import ReportOutline
 from service.contracts.report import Finding, Interval, Report
 from service.jobs.schemas import EventOut
 from tests.cli.conftest import words
 from tests.support.each import each
 from tests.support.front import make_report
 from worker.cli import app
+from worker.commands import views
 from worker.commands.console import ProgressView, print_problem
 from worker.commands.job_results import judged
 from worker.commands.remote import show_event
@@ -319,6 +321,15 @@ def test_a_finding_that_allows_no_verdict_is_as_undecided(verdict, undermines, c
     found = Finding(code="float-at-chance", severity="critical", message="-", undermines_verdict=undermines)
     report = make_report(verdict).model_copy(update={"findings": (found,)})
     assert GATE_EXITS.get(judged(report)) == code
+
+
+@each(("verdict", "told"), [("none", "critical finding: top1 "), ("pass", "pass, critical finding: top1 ")])
+def test_a_list_of_jobs_names_a_critical_finding(verdict, told):
+    found = Finding(code="float-at-chance", severity="critical", message="-")
+    report = make_report(verdict)
+    outline = ReportOutline.of(report.model_copy(update={"findings": (found,)}))
+    assert views._outcome(verdict, outline).startswith(told)
+    assert "critical" not in views._outcome(verdict, ReportOutline.of(report))
 
 
 @each("command", [("jobs", "list"), ("inspect", "m.onnx")])

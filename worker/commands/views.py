@@ -154,12 +154,14 @@ def _result(job: JobListed) -> str:
 
 
 def _outcome(verdict: str | None, figures: ReportOutline | None, *, drop: bool = False) -> str:
-    """The verdict of the gate, if there was one, and the first figure, if wanted with the drop."""
+    """The verdict of the gate, if there was one, critical findings, and the first figure, if wanted with the drop."""
     told = "" if verdict in (None, "none") else f"{verdict} "
-    if figures is not None and figures.collapsed:
-        told = "FAIL, collapsed: "
     if figures is None:
         return told
+    if figures.collapsed:
+        told = "FAIL, collapsed: "
+    elif figures.critical_findings:
+        told = ", ".join([*told.split(), "critical finding: "])
     if not figures.metrics:
         return told + ("" if figures.sqnr_db is None else f"SQNR {number(figures.sqnr_db, 'dB')}")
     first = figures.metrics[0]
