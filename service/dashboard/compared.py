@@ -131,7 +131,7 @@ def _metric_cell(metric: ComparedMetric | None, first: ComparedMetric | None, pa
     value = figure(metric.quantized, metric.unit)
     if first is None or first.quantized is None or metric.quantized is None:
         words = typeset(metric_change(metric.drop, metric.unit, better=metric.better).words)
-        return Cell(value, note="" if metric.drop is None else f"{words} vs FP32")
+        return Cell(value, note="" if metric.drop is None else f"{words} vs float")
     change = difference_change(first.quantized, metric.quantized, metric.unit, better=metric.better)
     if paired is None:
         return Cell(value, change, "measured on other samples: not tested")
@@ -159,7 +159,7 @@ def _size_cell(one: ComparedJob, first: ComparedJob) -> Cell:
     value, mine = size(one.quantized_size_bytes), one.quantized_size_bytes
     if one is first:
         before = one.float_size_bytes
-        return Cell(value, note="" if before is None else f"{size_change(before, mine).words} than FP32")
+        return Cell(value, note="" if before is None else f"{size_change(before, mine).words} than float")
     return Cell(value, size_change(first.quantized_size_bytes, mine))
 
 
@@ -180,9 +180,9 @@ def _latency_cell(one: ComparedJob, first: ComparedJob) -> Cell:
 
 
 def speed(ratio: float) -> str:
-    """A latency over that of the float model: "1.80x faster than FP32"."""
+    """A latency over that of the float model: "1.80x faster than float"."""
     change = ratio_words(ratio)
-    return f"{change} than FP32" if change.endswith(_RELATIVE) else "same as FP32"
+    return f"{change} than float" if change.endswith(_RELATIVE) else "same as float"
 
 
 class ConfigRow(NamedTuple):

@@ -41,6 +41,7 @@ from service.tables import Dataset, ReportRow
 # Longer fragments are for the clipboard: addresses of this length are taken by /new.
 MOST_PATCH_CHARS = 6000
 _ROWS, _MOST_ROWS, _MOST_CHANGED, _MOST_OPS, _OP_CHARS = 100, 2000, 50, 200, 200
+_NODE_CHARS = 600
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,12 @@ def try_address(root: str, job_id: str, advice: Advice) -> str | None:
     """Where a new job begins as this one was, with the advice put in; None: no address can hold it."""
     patch = quote(json.dumps(advice.config, separators=(",", ":")), safe="")
     return f"{root}/new?from={job_id}&patch={patch}" if len(patch) <= MOST_PATCH_CHARS else None
+
+
+def node_address(root: str, job_id: str, layer: str) -> str | None:
+    """Where the graph shows a layer; None: its name is too long for an address."""
+    key = quote(layer, safe="", errors="replace")
+    return f"{root}/jobs/{job_id}/graph?node={key}#node" if layer and len(key) <= _NODE_CHARS else None
 
 
 def changed_samples(app: AppState, tenant_id: str, view: JobView, source: str) -> ChangedSamples:
@@ -196,6 +203,9 @@ async def get_report(
         def try_it(advice: Advice) -> str | None:
             return try_address(root_of(request), job_id, advice) if principal.may("submit") else None
 
+        def shown_at(layer: str) -> str | None:
+            return node_address(root_of(request), job_id, layer)
+
         return page(
             request,
             "job_report.html.jinja",
@@ -204,7 +214,8 @@ async def get_report(
             kinds=_KINDS,
             spans=_SPANS,
             usual=_USUAL,
-            parts=parts(found, try_it, "#layer-list"),
+            parts=parts(found, try_it, "#layer-list", shown_at),
+            node_address=shown_at,
             listed=layer_list(found, named=layer, op=op, kind=kind, every=bool(every)),
             filters={"layer": layer, "op": op, "kind": kind},
             changed=changed_samples(app, tenant_id, view, found.fidelity.source),

@@ -133,7 +133,7 @@ def trade_off(measure: Measure, marks: Sequence[Mark], limit: float | None = Non
     sizes = [float(row.mark.size_bytes or 0.0) for row in drawn]
     pictures = [("Size", _picture(measure, drawn, "Size", sizes, figures.size, limit))]
     if timed:
-        words, ratios = "Latency relative to FP32", [float(row.mark.latency_ratio or 0.0) for row in drawn]
+        words, ratios = "Latency relative to float", [float(row.mark.latency_ratio or 0.0) for row in drawn]
         pictures.append(("Latency", _picture(measure, drawn, words, ratios, figures.times, limit)))
     return TradeOff(measure, rows, pictures, timed, None if limit is None else measure.written(limit))
 

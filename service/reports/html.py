@@ -51,15 +51,21 @@ def html(report: Report) -> str:
     return page
 
 
-def parts(report: Report, try_it: Callable[[Advice], str | None], all_layers: str) -> tuple[Markup, Markup]:
+def parts(
+    report: Report,
+    try_it: Callable[[Advice], str | None],
+    all_layers: str,
+    node_address: Callable[[str], str | None],
+) -> tuple[Markup, Markup]:
     """The verdict with the list of sections, and the sections, for a page with a style and a frame of its own.
 
     Args:
         report: to be shown.
         try_it: as for ``context``.
         all_layers: address at which the frame lists all layers.
+        node_address: where the frame shows the layer of this name in the graph; None: nowhere.
     """
-    told = {**context(report, ON_SCREEN, try_it), "all_layers": all_layers}
+    told = {**context(report, ON_SCREEN, try_it), "all_layers": all_layers, "node_address": node_address}
     head, sections = (
         _environment().get_template(template).render(told) for template in ("head.html.jinja", "sections.html.jinja")
     )
@@ -131,6 +137,7 @@ def context(
         ),
         "try_it": try_it,
         "all_layers": "",
+        "node_address": lambda _: None,
         "widths": algorithms.widths(report),
         "waterfalls": page_pictures.waterfalls(report),
         "range_picture": page_pictures.range_picture,

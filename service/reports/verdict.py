@@ -90,16 +90,19 @@ def headline(report: Report) -> Headline:
     """The verdict with its reason in one sentence; ``alarm``: what has to be read before any figure."""
     word, mark, tone = _WORDS[report.verdict]
     critical = sum(1 for finding in report.findings if finding.severity == "critical")
-    alarms = []
+    alarms, sentence = [], _decided(report)
     collapsed = next((one.why for one in report.gate if one.clause == SANITY and one.holds is not True), None)
-    if collapsed:
+    if collapsed and all(clause.is_collapse for clause in report.gate):
+        # nobody has set a condition that could have failed
+        word, sentence = "Collapsed", _sentence(collapsed.removeprefix("collapsed: "))
+    elif collapsed:
         alarms.append(f"{collapsed[:1].upper()}{collapsed[1:]}.")
     if critical:
         alarms.append(
             f"{count(critical, 'critical finding')}: fix {'it' if critical == 1 else 'them'} before you use the model "
             "or its figures."
         )
-    return Headline(word, mark, tone, _decided(report), " ".join(alarms) or None)
+    return Headline(word, mark, tone, sentence, " ".join(alarms) or None)
 
 
 def blame(report: Report) -> Blame | None:

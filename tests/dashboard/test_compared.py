@@ -58,7 +58,7 @@ def test_a_latency_is_told_apart_where_the_intervals_are() -> None:
     near = of_job(2, latency_ratio=0.9, latency_ratio_interval=interval(0.8, 1.0))
     far = of_job(3, latency_ratio=0.5, latency_ratio_interval=interval(0.45, 0.55))
     told = cells("Latency", first, near, far)
-    assert [cell.value for cell in told] == ["same as FP32", "1.11x faster than FP32", "2.00x faster than FP32"]
+    assert [cell.value for cell in told] == ["same as float", "1.11x faster than float", "2.00x faster than float"]
     assert (told[1].note, told[1].change) == ("Latency difference not significant", None)
     assert told[2].change is not None and (told[2].change.words, told[2].change.tone) == ("2.00x faster", "good")
     simulated = cells("Latency", first, far.model_copy(update={"latency_not_representative": True}))[1]
@@ -68,7 +68,7 @@ def test_a_latency_is_told_apart_where_the_intervals_are() -> None:
 def test_a_smaller_model_is_better_and_a_lower_sqnr_worse() -> None:
     first, second = of_job(1), of_job(2, quantized_size_bytes=900, sqnr_db=29.0)
     size, sqnr = cells("Size", first, second), cells("SQNR", first, second)
-    assert size[0].note == "75.0 % smaller than FP32"
+    assert size[0].note == "75.0 % smaller than float"
     assert size[1].change is not None and (size[1].change.words, size[1].change.tone) == ("10.0 % smaller", "good")
     assert sqnr[1].change is not None and (sqnr[1].change.words, sqnr[1].change.tone) == ("-1.00 dB", "bad")
 

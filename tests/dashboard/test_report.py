@@ -22,7 +22,7 @@ from service.keys import keyring as keyrings
 from service.principal import DEFAULT_TENANT, INSTALLATION_KEY, NO_KEY
 from tests.api.test_evaluations import new_evaluation, succeed
 from tests.dashboard.conftest import KEY
-from tests.support.front import Front, dataset_summary, npz_bytes
+from tests.support.front import Front, dataset_summary, make_report, npz_bytes
 from tests.support.reports import HOSTILE, PICTURE, SCRIPT, full_document, full_report, hostile_document, large_report
 
 
@@ -220,3 +220,14 @@ def test_an_evaluation_has_a_plain_page(sqlite_front: Front, reference: bool) ->
     told = text_of(page_of(sqlite_front, job_id))
     assert "measured on 32 samples" in told and "89.50 %" in told
     assert ("Reference" in told) == reference
+
+
+def test_layers_lead_to_the_graph_on_the_page_and_not_in_the_file(sqlite_front: Front) -> None:
+    layer = {"name": "block/conv 1", "op": "Conv", "sqnr_db": 31.5, "error_percent": 80.0}
+    cause = {"kind": "clipping", "message": "Values are clipped", "error_percent": 80.0, "places": []}
+    report = Report.model_validate({**make_report().to_json_dict(), "layers": [layer], "causes": [cause]})
+    job_id = sqlite_front.new_job()
+    sqlite_front.finish(job_id, QuantizeOutcome(report, ()))
+    link = f'href="/jobs/{job_id}/graph?node=block%2Fconv%201#node"'
+    assert sqlite_front.http.get(f"/jobs/{job_id}/report").text.count(link) == 3
+    assert "/graph?" not in sqlite_front.http.get(f"/v1/jobs/{job_id}/report.html").text

@@ -21,9 +21,10 @@ document.addEventListener("click", async event => {
   const button = event.target.closest?.("[data-copy]");
   if (!button) return;
   const word = await copied(button.dataset.copy).then(() => "Copied", () => "Not copied");
+  const before = button.dataset.word ??= button.textContent;
   button.textContent = said.textContent = word;
   button.focus();
-  setTimeout(() => { button.textContent = "Copy"; said.textContent = ""; }, 2000);
+  setTimeout(() => { button.textContent = before; said.textContent = ""; }, 2000);
 });
 
 // Moments come in UTC; they are shown in local time, with UTC in their title.

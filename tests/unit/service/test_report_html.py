@@ -133,6 +133,14 @@ def test_the_headline(verdict: str, holds: tuple[bool | None, ...], word: str, s
     gate = [{"clause": "min_sqnr_db", "wanted": 1.0, "got": 2.0, "holds": value} for value in holds]
     page = page_of(verdict=verdict, gate=gate, findings=[])
     assert f"{word} {sentence}" in page.text
+
+
+def test_the_headline_of_a_collapse_without_a_gate() -> None:
+    why = "collapsed: top-1 2.05 % is near chance level (0.10 %)"
+    gate = [{"clause": "sanity", "metric": "top1", "wanted": 35.0, "got": 2.05, "holds": False, "why": why}]
+    page = page_of(verdict="fail", gate=gate, findings=[])
+    assert "Collapsed Top-1 2.05 % is near chance level (0.10 %)." in page.text
+    assert "of the gate failed" not in page.text
     assert "fix it before" not in page.text
 
 
