@@ -114,14 +114,17 @@ def test_each_command_of_the_table_is_one_of_the_command_line(command: str) -> N
     while hasattr(found, "commands"):
         assert words[0] in found.commands, command
         found = found.commands[words.pop(0)]
-    options = {name for parameter in found.params for name in parameter.opts}
+    options = {
+        name: bool(getattr(parameter, "is_flag", False)) for parameter in found.params for name in parameter.opts
+    }
     arguments = [one for one in found.params if one.param_type_name == "argument"]
     taken = 0
     while words:
         word = words.pop(0)
         if word.startswith("--"):
             assert word in options, command
-            words.pop(0)
+            if not options[word]:
+                words.pop(0)
         else:
             taken += 1
     assert len(arguments) >= taken, command
