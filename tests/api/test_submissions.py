@@ -213,7 +213,7 @@ def test_losses_and_augmentations_that_the_data_or_the_model_cannot_give(front: 
     rows: list[tuple[str, dict[str, Any], Any, str, str]] = [
         ("losses", entropy, none, "labels", "needs labels"),
         ("losses", {**entropy, "labels": "maskss"}, some, "labels", "did you mean 'masks'?"),
-        ("losses", entropy, six, "labels", "lie in [0, 5]; output 'y' has classes [0, 4]"),
+        ("losses", entropy, six, "labels", "are in [0, 5]; output 'y' has classes [0, 4]"),
         ("losses", {**entropy, "output": "best"}, some, "output", "is int64; a loss needs floats"),
         ("losses", {"kind": "mse"}, none, "targets", "needs labels"),
         ("losses", {"kind": "distillation", "outputs": ["y", "z"]}, some, "outputs/1", "no output 'z'"),
