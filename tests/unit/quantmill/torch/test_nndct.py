@@ -341,7 +341,8 @@ def test_every_key_has_its_effect(tmp_path: Path, document: dict[str, Any], expe
         ({"tensor_quantize_config": {"input": {"method": "maxmin"}}}, "/tensor_quantize_config/input/method", "inputs"),
         ({"tensor_quantize_config": {"activation": {"narrow_range": True}}},
          "/tensor_quantize_config/activation/narrow_range", "whole range"),
-        ({"layer_quantize_config": [{"layer_name": "3.0"}]}, "/layer_quantize_config/0/layer_name", "no such module: '3.0'"),
+        ({"layer_quantize_config": [{"layer_name": "3.0"}]}, "/layer_quantize_config/0/layer_name",
+         "no such module: '3.0'"),
         ({"layer_quantize_config": [{"layer_type": "LSTM"}]}, "/layer_quantize_config/0/layer_type", "no module is a"),
     ],
 )  # fmt: skip
