@@ -74,11 +74,6 @@ class Change:
             return "not tested"
         return "not significant" if self.significant is False else self.direction
 
-    @property
-    def page_words(self) -> str:
-        """The words with the typographic minus sign."""
-        return typeset(self.words)
-
 
 _UNDEFINED = Change(UNDEFINED, "same")
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from service.contracts.changes import (
-    Better,
     Change,
     change_of,
     latency_change,
     latency_change_of,
-    metric_change,
     size_change,
 )
 from service.contracts.report import Flips, LatencyFigures, MetricFigures, Report
@@ -69,11 +67,6 @@ def metric_card(metric: MetricFigures, samples: int) -> Card:
         change,
         metric_sentences(metric, metric.samples or samples),
     )
-
-
-def change_words(drop: float | None, unit: str, better: Better = "higher") -> str:
-    """A drop as the change that it is: "-0.68 points"."""
-    return metric_change(drop, unit, better=better).words
 
 
 def metric_sentences(metric: MetricFigures, samples: int) -> list[str]:
