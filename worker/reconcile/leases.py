@@ -23,13 +23,15 @@ class LeaseKeeper:
     whole machine perhaps), every lease is first made good for its whole time again: living workers renew it, of the
     others nothing is heard until it ends. Nor does the absence count against the deadlines of queued jobs.
 
-    An absence that it saw itself is believed every time. One that it concludes from a pause is believed once, until
-    leases had the time to end after it: what one reconciler did stands in the database for the next, so that one that
-    is started over and over keeps no lease from its end.
+    An absence that it saw itself is believed every time. One that it concludes from a pause between two rounds is
+    believed for two leases from the first of a row of them, and a row ends when leases had the time to end: what one
+    reconciler did stands in the database for the next, so that one that is started or stopped over and over keeps no
+    lease from its end.
 
     Args:
         database: where jobs are; its clock alone is asked.
-        lease_seconds: for which a lease is good: after a longer pause between two rounds any may have run out unseen.
+        lease_seconds: for which a lease is good. It is renewed six times in that time, and workers need some of the
+            rest to come back: after a pause of half of it any may have run out unseen.
         is_new: this process has just started, perhaps together with the database: whether anybody has looked after the
             leases a moment ago is asked there.
     """
@@ -39,8 +41,9 @@ class LeaseKeeper:
         self._lease_seconds = lease_seconds
         self._is_new = is_new
         self._away = False
-        # When a round last came to its end.
+        # When a round last came to its end, and when one last spared leases.
         self._served_at: float | None = None
+        self._spared_at = 0.0
 
     def expire(self) -> int:
         """Take running jobs away from workers that fell silent; returns how many."""
@@ -49,16 +52,15 @@ class LeaseKeeper:
                 now = repository.now_seconds(session)
                 last = last_round(session)
                 spared_at = None if last is None else last.spared_at
-                is_pause = self.is_behind(now) or (self._is_new and self._is_long(last, now))
                 spared, jobs = 0, []
-                spare = self._away or (is_pause and spared_at is None)
-                if spare:
+                if self._away or (self._is_pause(last, now) and self._is_believed(last)):
                     spared = transitions.spare_leases(session, lease_seconds=self._lease_seconds)
-                    spared_at = now
+                    spared_at = now if self._away or spared_at is None else spared_at
+                    self._spared_at = now
                 else:
                     transitions.try_to_write(session, lease_seconds=self._lease_seconds)
                     jobs = transitions.expire_leases(session, limit=_ROUND_JOBS, ended_by=now)
-                    if spared_at is not None and now - spared_at >= self._lease_seconds:
+                    if spared_at is not None and now - max(spared_at, self._spared_at) >= self._lease_seconds:
                         spared_at = None
                 if last is None or last.spared_at != spared_at or now - last.served_at > self._lease_seconds / 8:
                     note_round(session, Round(now, spared_at))
@@ -87,11 +89,17 @@ class LeaseKeeper:
         """
         return self._served_at is not None and now - self._served_at > self._lease_seconds
 
-    def _is_long(self, last: Round | None, now: float) -> bool:
-        """True if leases may have run out since a round of another process: those are renewed six times in their time,
-        and workers need some of the rest to come back.
-        """
-        return last is None or abs(now - last.served_at) > self._lease_seconds / 2
+    def _is_pause(self, last: Round | None, now: float) -> bool:
+        """True if leases may have run out since the last round: of this process, or, for a new one, of any."""
+        if self._served_at is not None:
+            return now - self._served_at > self._lease_seconds / 2
+        return self._is_new and (last is None or abs(now - last.served_at) > self._lease_seconds / 2)
+
+    def _is_believed(self, last: Round | None) -> bool:
+        """False once a row of pauses has kept leases from their ends for twice their time."""
+        if last is None or last.spared_at is None:
+            return True
+        return last.served_at - last.spared_at < 2 * self._lease_seconds
 
 
 def expire_deadlines(database: Database, *, is_behind: Callable[[float], bool] = lambda now: False) -> int:

@@ -150,7 +150,10 @@ class World:
                     self._step(lambda worker=worker: self._finish(worker))  # type: ignore[misc]
                     if worker.idle:
                         break
-            self.store.now += 31.0
+            # More than LOST_SECONDS in all, and no pause in which leases may have run out unseen.
+            self.store.now += 15.5
+            self._step(self._reconcile)
+            self.store.now += 15.5
         self.rules.check_end(self.requests)
 
     # the client

@@ -228,3 +228,37 @@ def test_a_pause_within_a_lease_is_no_absence(bench, clock):
     for clock[0] in (-50.0, 0.0):
         assert keeper.expire() == 0
     assert bench.job(job_id).deadline_at == before
+
+
+def lapsed(bench, job_id: str) -> None:
+    """The job's lease ends, as all of them do while the clock goes on and nobody can renew."""
+    with bench.database.write() as session:
+        session.execute(update(Job).where(Job.id == job_id).values(lease_until=db_now() - 1))
+
+
+@pytest.mark.parametrize("earlier", [[], [1.0]], ids=["a quiet time", "just spared"])
+def test_leases_that_ended_in_a_pause_shorter_than_theirs_are_taken_from_nobody(bench, clock, earlier):
+    """The last renewal may lie some time before the pause, and a row of absences may have begun just now."""
+    keeper = LeaseKeeper(bench.database, lease_seconds=60, is_new=bool(earlier))
+    job_id = bench.submit()
+    claim(bench, job_id)
+    for clock[0] in [0.0, *earlier]:
+        assert keeper.expire() == 0
+    lapsed(bench, job_id)
+    clock[0] += 55.0
+    assert keeper.expire() == 0
+    assert bench.states(job_id) == ["running"]
+
+
+def test_pauses_over_and_over_keep_no_lease_from_its_end(bench, clock):
+    keeper = LeaseKeeper(bench.database, lease_seconds=60, is_new=False)
+    job_id = bench.submit()
+    claim(bench, job_id)
+    keeper.expire()
+    taken_after = 0
+    while bench.states(job_id) == ["running"] and taken_after < 20:
+        taken_after += 1
+        lapsed(bench, job_id)
+        clock[0] += 40.0
+        keeper.expire()
+    assert taken_after == 5, "two leases of 60 seconds, begun in the first pause"
