@@ -17,6 +17,7 @@ from service.batches.schemas import (
     BatchState,
     MemberState,
 )
+from service.contracts.base import read_stored
 from service.jobs.schemas import JobListed
 from service.jobs.views import JobView, job_listed
 from service.repository import Version
@@ -86,7 +87,7 @@ def batch_listed(batch: Batch, counts: BatchCounts) -> BatchListed:
         BatchListed,
         state=state_of(counts),
         counts=counts,
-        grid=None if batch.grid is None else BatchGrid.model_validate(batch.grid),
+        grid=None if batch.grid is None else read_stored(BatchGrid, batch.grid),
         links=BatchLinks(
             self=path, events=f"{path}/events", cancel=f"{path}/cancel", retry_failed=f"{path}/retry-failed"
         ),

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 from rapidfuzz import fuzz, process
@@ -14,11 +14,23 @@ from rapidfuzz import fuzz, process
 # Key in a field's json_schema_extra: values of the knob that are worth a try; it stands in the JSON schema as well.
 SEARCH_SPACE = "search"
 
+_Record = TypeVar("_Record", bound=BaseModel)
+
 
 class Contract(BaseModel):
     """A frozen record that refuses unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
+
+
+def read_stored(record: type[_Record], document: Any) -> _Record:
+    """The record of a document that the database keeps; what it does not know is left out, at every level.
+
+    A process of a newer version, beside this one while a service is updated, may have written more than this one knows.
+    What a process is to carry out (configs, templates, the gate that a run is judged by) is not read so: to leave out
+    a part of an order would be to do something else.
+    """
+    return record.model_validate(document, extra="ignore")
 
 
 def declared_values(record: type[Contract], key: str) -> dict[str, tuple[Any, ...]]:

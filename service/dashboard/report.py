@@ -13,6 +13,7 @@ from fastapi.responses import HTMLResponse
 from service.comparison.differences import ClassChanges, changes
 from service.comparison.evidence import MOST_BYTES, samples_among, samples_of
 from service.comparison.samples import SamplesUnreadableError
+from service.contracts.base import read_stored
 from service.contracts.changes import Change, metric_change
 from service.contracts.dataset import DatasetSummary
 from service.contracts.evaluation_report import EvaluatedMetric, EvaluationReport
@@ -125,7 +126,7 @@ def changed_samples(app: AppState, tenant_id: str, view: JobView, source: str) -
         return ChangedSamples(None, "The model output contains no class per sample.")
     ids = {"evaluation": view.job.evaluation_dataset_id, "calibration": view.job.calibration_dataset_id}
     dataset = _dataset(app, tenant_id, ids.get(source))
-    summary = None if dataset is None or not dataset.summary else DatasetSummary.model_validate(dataset.summary)
+    summary = None if dataset is None or not dataset.summary else read_stored(DatasetSummary, dataset.summary)
     if dataset is None or summary is None or summary.samples != found.samples:
         return ChangedSamples(found)
     classes = () if summary.media is None else summary.media.classes or ()

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ValidationError
 
+from service.contracts.base import read_stored
 from service.contracts.errors import InvalidRequestError, QuantmillError
 from service.contracts.regression import MaxDrop, RegressionGate
 from service.contracts.surfaces import for_page
@@ -108,7 +109,7 @@ async def _change(
 
 def is_simple(row: JobSchedule) -> bool:
     """Whether the gate of a schedule is one that the form can show: no clause, or one largest drop."""
-    gate = RegressionGate.model_validate(row.gate)
+    gate = read_stored(RegressionGate, row.gate)
     return not gate.clauses or (len(gate.clauses) == 1 and isinstance(gate.clauses[0], MaxDrop))
 
 
@@ -129,7 +130,7 @@ def _metric(figures: Any) -> str:
 
 def _metric_of(row: JobSchedule) -> str:
     """What a drop is of, of a schedule: what its gate names, or the first metric that its config declares."""
-    clauses = RegressionGate.model_validate(row.gate).clauses
+    clauses = read_stored(RegressionGate, row.gate).clauses
     if clauses and isinstance(clauses[0], MaxDrop):
         return clauses[0].metric
     evaluation = (row.template.get("config") or {}).get("evaluation") or {}
@@ -137,7 +138,7 @@ def _metric_of(row: JobSchedule) -> str:
 
 
 def _stored(row: JobSchedule) -> dict[str, str]:
-    clauses = RegressionGate.model_validate(row.gate).clauses
+    clauses = read_stored(RegressionGate, row.gate).clauses
     drop = f"{clauses[0].max_drop:g}" if is_simple(row) and clauses and isinstance(clauses[0], MaxDrop) else ""
     kept = {name: getattr(row, name) or "" for name in _TEXTS}
     nouns = {name: row.template.get(name) or "" for name in _NOUNS}

@@ -6,6 +6,7 @@ from typing import get_args
 
 from sqlalchemy.orm import Session
 
+from service.contracts.base import read_stored
 from service.contracts.dataset import DatasetSummary, FileFormat, PreprocessingSpec, Thumbnails
 from service.contracts.errors import InvalidRequestError, Problem
 from service.datasets import repository
@@ -33,14 +34,12 @@ from service.uploads.service import completed
 
 def dataset_out(dataset: Dataset) -> DatasetOut:
     """The dataset as it is shown."""
-    return _shown(dataset, None if dataset.summary is None else DatasetSummary.model_validate(dataset.summary))
+    return _shown(dataset, None if dataset.summary is None else read_stored(DatasetSummary, dataset.summary))
 
 
 def dataset_in_list(dataset: Dataset) -> DatasetOut:
     """The dataset as lists tell of it: without what grows with its content, which is not so much as read."""
-    return _shown(
-        dataset, None if dataset.outline is None else DatasetSummary.model_validate(dataset.outline).outline()
-    )
+    return _shown(dataset, None if dataset.outline is None else read_stored(DatasetSummary, dataset.outline).outline())
 
 
 def _shown(dataset: Dataset, summary: DatasetSummary | None) -> DatasetOut:
@@ -48,10 +47,10 @@ def _shown(dataset: Dataset, summary: DatasetSummary | None) -> DatasetOut:
     return record_of(
         dataset,
         DatasetOut,
-        preprocessing=PreprocessingSpec.model_validate(dataset.preprocessing),
+        preprocessing=read_stored(PreprocessingSpec, dataset.preprocessing),
         summary=summary,
-        problems=[Problem.model_validate(problem) for problem in dataset.problems or []],
-        waiting=None if dataset.waiting is None else Waiting.model_validate(dataset.waiting),
+        problems=[read_stored(Problem, problem) for problem in dataset.problems or []],
+        waiting=None if dataset.waiting is None else read_stored(Waiting, dataset.waiting),
         links=DatasetLinks(self=path, thumbnails=f"{path}/thumbnails" if dataset.thumbnails_sha256 else None),
     )
 
@@ -110,7 +109,7 @@ def thumbnails(app: AppState, tenant_id: str, dataset_id: str) -> Thumbnails:
         ThumbnailsNotFoundError: it is not validated, or holds no pictures.
     """
     dataset = get(app, DATASETS, tenant_id, dataset_id)
-    summary = None if dataset.summary is None else DatasetSummary.model_validate(dataset.summary)
+    summary = None if dataset.summary is None else read_stored(DatasetSummary, dataset.summary)
     if summary is None or summary.thumbnails is None:
         raise ThumbnailsNotFoundError(dataset_id)
     return summary.thumbnails
@@ -125,7 +124,7 @@ def usable(session: Session, tenant_id: str, dataset_id: str, *, pointer: str) -
     """
     dataset = names.look_up(session, DATASETS, tenant_id, dataset_id, pointer=pointer)
     require_ready(DATASETS, dataset, pointer=pointer)
-    return dataset, DatasetSummary.model_validate(dataset.summary)
+    return dataset, read_stored(DatasetSummary, dataset.summary)
 
 
 def _format_of(filename: str) -> str:

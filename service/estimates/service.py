@@ -11,6 +11,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
+from service.contracts.base import read_stored
 from service.contracts.config import QuantizationConfig
 from service.contracts.dataset import DatasetSummary
 from service.contracts.evaluation import EvaluationSpec
@@ -99,7 +100,7 @@ def _estimated(
 
 def shown(told: Mapping[str, Any] | None) -> Estimate | None:
     """What was stored, as it is shown."""
-    return None if told is None else Estimate.model_validate(told)
+    return None if told is None else read_stored(Estimate, told)
 
 
 def finish_of_next(session: Session, tenant_id: str, queue: str, priority: int, estimate: Estimated) -> datetime | None:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable
 
 from service.audit.service import note
-from service.contracts.base import VERSION
+from service.contracts.base import VERSION, read_stored
 from service.contracts.compatibility import check_float, check_selected
 from service.contracts.config import QuantizationConfig, parse_config
 from service.contracts.errors import Problem
@@ -111,7 +111,7 @@ def inspection_out(row: InspectionRow) -> InspectionOut:
     return record_of(
         row,
         InspectionOut,
-        result=None if row.result is None else Inspection.model_validate(row.result),
-        problem=None if row.problem is None else Problem.model_validate(row.problem),
+        result=None if row.result is None else read_stored(Inspection, row.result),
+        problem=None if row.problem is None else read_stored(Problem, row.problem),
         links=InspectionLinks(self=f"/v1/inspections/{row.id}", job=f"/v1/jobs/{row.job_id}"),
     )

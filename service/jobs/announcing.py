@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from sqlalchemy.orm import Session
 
+from service.contracts.base import read_stored
 from service.contracts.errors import Problem
 from service.datasets import repository as datasets
 from service.models import repository as models
@@ -68,4 +69,4 @@ def _told(problem: Problem | None) -> dict[str, str] | None:
 
 
 def _error(document: dict[str, Any] | None) -> dict[str, str] | None:
-    return None if document is None else _told(Problem.model_validate(document))
+    return None if document is None else _told(read_stored(Problem, document))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from sqlalchemy.orm import Session
 
-from service.contracts.base import below, nearest_name
+from service.contracts.base import below, nearest_name, read_stored
 from service.contracts.config import QuantizationConfig, with_ranges
 from service.contracts.errors import FieldProblem, InvalidConfigError
 from service.contracts.preparation import PreparationSpec
@@ -44,7 +44,7 @@ def taken_over(session: Session, tenant_id: str, body: JobCreate | JobValidate) 
         )
     if body.model_id is not None:
         _check_same_graph(session, tenant_id, body.model_id, job.model_id)
-    report = Report.model_validate(row.body)
+    report = read_stored(Report, row.body)
     _check_same_preparation(body.config.preparation, report.manifest.config.preparation, job.id)
     ranges = report.tensor_ranges
     if not ranges:

@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, String, and_, case, cast, delete, exists, func, insert, or_, select, text
 from sqlalchemy.orm import Session
 
+from service.contracts.base import read_stored
 from service.contracts.evaluation_report import EvaluationReport, ReportOutline
 from service.contracts.regression import OfJob, RegressionGate
 from service.contracts.report import Report
@@ -209,7 +210,7 @@ def baseline_of(session: Session, tenant_id: str, job_id: str) -> str | None:
 def named_by_gates(session: Session) -> list[str]:
     """Ids of the jobs that gates of schedules name."""
     gates = session.scalars(select(JobSchedule.gate).where(cast(JobSchedule.gate, String).contains("job_id")))
-    baselines = (one for gate in gates for one in RegressionGate.model_validate(gate).baselines)
+    baselines = (one for gate in gates for one in read_stored(RegressionGate, gate).baselines)
     return sorted({one.job_id for one in baselines if isinstance(one, OfJob)})
 
 

@@ -10,6 +10,7 @@ from pydantic import RootModel
 from sqlalchemy.orm import Session
 
 from service.audit.service import note
+from service.contracts.base import read_stored
 from service.contracts.command_errors import TransientError
 from service.contracts.errors import QuantmillError
 from service.contracts.evaluation_report import ReportOutline
@@ -154,7 +155,7 @@ def outlines(app: AppState, tenant_id: str, job_ids: Iterable[str]) -> dict[str,
     with app.database.read() as session:
         found = repository.results(session, tenant_id, job_ids)
     return {
-        job_id: ReportOutline.model_validate(result.outline)
+        job_id: read_stored(ReportOutline, result.outline)
         for job_id, result in found.items()
         if result.outline is not None
     }

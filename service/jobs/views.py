@@ -10,6 +10,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
+from service.contracts.base import read_stored
 from service.contracts.errors import Problem
 from service.contracts.evaluation_report import ReportOutline
 from service.deps import AppState
@@ -37,7 +38,7 @@ from service.tables.jobs import USERS_KINDS
 
 def _progress(job: Job) -> Progress:
     """As the attempt last told; of a job that has succeeded, all."""
-    told = Progress.model_validate(job.progress)
+    told = read_stored(Progress, job.progress)
     return told.model_copy(update={"share": 1.0, "seconds_left": 0.0}) if job.state == "succeeded" else told
 
 
@@ -92,10 +93,10 @@ def job_listed(view: JobView) -> JobListed:
         waiting=view.waiting,
         verdict=None if result is None else result.verdict,
         fallback=None if result is None else result.fallback,
-        error=None if job.error is None else Problem.model_validate(job.error),
+        error=None if job.error is None else read_stored(Problem, job.error),
         model_name=name,
         model_version=version,
-        figures=None if result is None or result.outline is None else ReportOutline.model_validate(result.outline),
+        figures=None if result is None or result.outline is None else read_stored(ReportOutline, result.outline),
         seconds=seconds,
         estimate=shown(view.estimate),
         estimated_finish_at=view.finish_at,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from sqlalchemy.orm import Session
 
 from service import repository
+from service.contracts.base import read_stored
 from service.jobs.schemas import Waiting
 from service.queues import repository as workers
 from service.tables import Job
@@ -25,7 +26,7 @@ def waiting_for(session: Session, jobs: Sequence[Job], *, watched_seconds: float
         watched_seconds: how long this process has been there to see workers.
     """
     queued = [job for job in jobs if job.state == "queued"]
-    told = {job.id: Waiting.model_validate(job.waiting) for job in queued if job.waiting is not None}
+    told = {job.id: read_stored(Waiting, job.waiting) for job in queued if job.waiting is not None}
     if not queued or watched_seconds < workers.ALIVE_SECONDS:
         return told
     now = repository.now_seconds(session)

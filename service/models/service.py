@@ -6,6 +6,7 @@ from functools import partial
 
 from sqlalchemy.orm import Session
 
+from service.contracts.base import read_stored
 from service.contracts.errors import Problem, Pt2NotAllowedError
 from service.contracts.model import ModelSummary
 from service.deps import AppState
@@ -33,12 +34,12 @@ from service.uploads.service import completed
 
 def model_in_list(model: Model) -> ModelOut:
     """The model as lists tell of it: without what grows with its graph, which is not so much as read."""
-    return _shown(model, None if model.outline is None else ModelSummary.model_validate(model.outline).outline())
+    return _shown(model, None if model.outline is None else read_stored(ModelSummary, model.outline).outline())
 
 
 def model_out(model: Model) -> ModelOut:
     """The model as it is shown."""
-    return _shown(model, None if model.summary is None else ModelSummary.model_validate(model.summary))
+    return _shown(model, None if model.summary is None else read_stored(ModelSummary, model.summary))
 
 
 def _shown(model: Model, summary: ModelSummary | None) -> ModelOut:
@@ -46,8 +47,8 @@ def _shown(model: Model, summary: ModelSummary | None) -> ModelOut:
         model,
         ModelOut,
         summary=summary,
-        problems=[Problem.model_validate(problem) for problem in model.problems or []],
-        waiting=None if model.waiting is None else Waiting.model_validate(model.waiting),
+        problems=[read_stored(Problem, problem) for problem in model.problems or []],
+        waiting=None if model.waiting is None else read_stored(Waiting, model.waiting),
         files=[record_of(file, ModelFileOut) for file in model.files],
         links=SelfLinks(self=f"/v1/models/{model.id}"),
     )
@@ -151,4 +152,4 @@ def ready_summary(model: Model, *, pointer: str) -> ModelSummary:
         ModelRejectedError: it was found unusable.
     """
     require_ready(MODELS, model, pointer=pointer)
-    return ModelSummary.model_validate(model.summary)
+    return read_stored(ModelSummary, model.summary)

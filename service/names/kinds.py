@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
+from service.contracts.base import read_stored
 from service.contracts.errors import Problem
 from service.datasets.schemas import DatasetInUseError, DatasetNotFoundError, DatasetNotReadyError, DatasetRejectedError
 from service.ids import Prefix
@@ -46,5 +47,5 @@ def require_ready(kind: ResourceKind[Named], row: Named, *, pointer: str) -> Non
     if row.status == "validating":
         raise kind.not_ready(row.id, pointer=pointer)
     if row.status == "rejected":
-        reasons = [Problem.model_validate(problem) for problem in row.problems or []]
+        reasons = [read_stored(Problem, problem) for problem in row.problems or []]
         raise kind.rejected(row.id, pointer=pointer, reasons=reasons)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from sqlalchemy.orm import Session
 
 from service.audit.service import note
+from service.contracts.base import read_stored
 from service.contracts.quota import Quota
 from service.principal import Principal
 from service.quotas import repository
@@ -22,7 +23,7 @@ _LATER_SECONDS = 30.0
 
 def quota_of(session: Session, settings: Settings, tenant_id: str) -> Quota:
     """What the tenant may use: its own limits over the installation's."""
-    return Quota.model_validate(repository.quota_of(session, tenant_id)).over(settings.quota)
+    return read_stored(Quota, repository.quota_of(session, tenant_id)).over(settings.quota)
 
 
 def admit_jobs(session: Session, settings: Settings, tenant_id: str, wanted: int = 1) -> None:
@@ -91,7 +92,7 @@ def running_limits(session: Session, default: Quota) -> RunningLimits:
         session: reads.
         default: limits of tenants that have none of their own.
     """
-    quotas = {tenant_id: Quota.model_validate(quota) for tenant_id, quota in repository.quotas(session).items()}
+    quotas = {tenant_id: read_stored(Quota, quota) for tenant_id, quota in repository.quotas(session).items()}
     own = {tenant_id: quota.over(default).jobs_running for tenant_id, quota in quotas.items()}
     limited = {default.jobs_running, *own.values()} != {None}
     return RunningLimits(default.jobs_running, own, repository.started(session) if limited else Counter())
@@ -115,7 +116,7 @@ def tenant_out(session: Session, settings: Settings, tenant_id: str) -> TenantOu
         jobs_per_day=repository.submitted(session, tenant_id),
         cpu_seconds_per_day=repository.cpu_seconds(session, tenant_id),
     )
-    own = Quota.model_validate(repository.quota_of(session, tenant_id))
+    own = read_stored(Quota, repository.quota_of(session, tenant_id))
     return TenantOut(
         tenant=tenant_id, quota=own.over(settings.quota), own=own.model_dump(exclude_unset=True), usage=usage
     )

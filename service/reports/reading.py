@@ -8,6 +8,7 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from service.audit.service import note
+from service.contracts.base import read_stored
 from service.contracts.errors import QuantmillError
 from service.contracts.evaluation_report import EvaluationReport
 from service.contracts.report import Report
@@ -33,7 +34,7 @@ def any_report(row: ReportRow) -> Report | EvaluationReport:
     if not is_evaluation(row):
         return whole_report(row)
     try:
-        return EvaluationReport.model_validate(row.body)
+        return read_stored(EvaluationReport, row.body)
     except ValidationError:
         raise _unknown(row) from None
 
@@ -51,7 +52,7 @@ def whole_report(row: ReportRow) -> Report:
             hint=f"Download the JSON with GET /v1/jobs/{row.job_id}/report.",
         )
     try:
-        return Report.model_validate(row.body)
+        return read_stored(Report, row.body)
     except ValidationError:
         raise _unknown(row) from None
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from sqlalchemy.orm import Session
 
-from service.contracts.base import nearest_name
+from service.contracts.base import nearest_name, read_stored
 from service.contracts.dataset import DatasetSummary
 from service.contracts.errors import FieldProblem, InvalidRequestError, problem_summary
 from service.contracts.evaluation import AGREEMENT, DEFAULT_METRICS, EvaluationSpec
@@ -158,4 +158,4 @@ def _measured_on(session: Session, tenant_id: str, given: Submission) -> Dataset
     if dataset_id is None:
         return None
     row = look_up(session, DATASETS, tenant_id, dataset_id)
-    return None if row.summary is None else DatasetSummary.model_validate(row.summary)
+    return None if row.summary is None else read_stored(DatasetSummary, row.summary)

@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from service import repository as rows
 from service.comparison.evidence import pair, samples_of
+from service.contracts.base import read_stored
 from service.contracts.errors import Problem, QuantmillError
 from service.contracts.regression import RegressionGate
 from service.db import one_by_one
@@ -102,7 +103,7 @@ def _unsuccessful(job: Job | None) -> Judgement:
         return Judgement(False, "job-gone", "The job was deleted before it was judged.")
     if job.state == "canceled":
         return Judgement(False, "job-canceled", f"Job {job.id} was canceled.")
-    problem = Problem.model_validate(job.error) if job.error is not None else None
+    problem = read_stored(Problem, job.error) if job.error is not None else None
     return Judgement(False, "job-failed", f"Job {job.id} failed: {'' if problem is None else problem.detail}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from service.contracts.base import read_stored
 from service.contracts.regression import ClauseResult, RegressionGate
 from service.schedules.schemas import RunLinks, RunOut, ScheduleLinks, ScheduleListed, ScheduleOut
 from service.tables import JobSchedule, ScheduleRun
@@ -22,7 +23,7 @@ def schedule_listed(row: JobSchedule) -> ScheduleListed:
     return record_of(
         row,
         ScheduleListed,
-        gate=RegressionGate.model_validate(row.gate),
+        gate=read_stored(RegressionGate, row.gate),
         links=ScheduleLinks(self=path, runs=f"{path}/runs"),
     )
 
@@ -37,7 +38,7 @@ def run_out(row: ScheduleRun) -> RunOut:
     return record_of(
         row,
         RunOut,
-        clauses=[ClauseResult.model_validate(clause) for clause in row.clauses or ()],
+        clauses=[read_stored(ClauseResult, clause) for clause in row.clauses or ()],
         links=RunLinks(
             schedule=f"/v1/schedules/{row.schedule_id}",
             job=None if row.job_id is None else f"/v1/jobs/{row.job_id}",

@@ -238,6 +238,8 @@ def test_reports_of_other_versions_are_rendered_or_refused_with_a_hint(front: Fr
     job_id = front.succeeded_job()
     _store(front, job_id, {**make_report("pass").to_json_dict(), "schema_version": 1})
     assert "PASS" in front.http.get(path_of(job_id, "html")).text
+    _store(front, job_id, {**make_report("pass").to_json_dict(), "of_a_later_version": {}})
+    assert "PASS" in front.http.get(path_of(job_id, "html")).text
     _store(front, job_id, {**make_report().to_json_dict(), "schema_version": 99})
     for form in FORMS:
         told = problem(front.http.get(path_of(job_id, form)), 500, "report-not-renderable")
