@@ -43,33 +43,33 @@ class AuditPage(BaseModel):
     next_before: int | None = Field(default=None, description="Pass it as ?before= to get the next page.")
 
 
-_ONLY = Depends(only_parameters("tenant", "actor", "action", "since", "until", "before", "limit"))
+class AuditListParameters(BaseModel):
+    """Which entries of the audit log are listed."""
+
+    tenant: Tenant | None = Field(
+        default=None, description="Only entries of this tenant; other tenants require an operator key."
+    )
+    actor: Annotated[str, Field(max_length=255, pattern=PLAIN_TEXT)] | None = Field(
+        default=None, description="Only entries of this key."
+    )
+    action: Annotated[str, Field(max_length=255, pattern=PLAIN_TEXT)] | None = Field(default=None, description=_ACTION)
+    since: Moment | None = Field(default=None, description="Only entries at or after this time.")
+    until: Moment | None = Field(default=None, description="Only entries before this time.")
+    before: Annotated[int, Field(ge=1, le=_SEQ_MAX)] | None = Field(
+        default=None, description="Only entries with a number less than this."
+    )
+    limit: int = Field(default=100, ge=1, le=1000)
 
 
-@router.get("/v1/audit", dependencies=[_ONLY])
-async def list_audit(
-    app: AppDep,
-    principal: PrincipalDep,
-    tenant: Annotated[
-        Tenant | None, Query(description="Only entries of this tenant; other tenants require an operator key.")
-    ] = None,
-    actor: Annotated[
-        str | None, Query(max_length=255, pattern=PLAIN_TEXT, description="Only entries of this key.")
-    ] = None,
-    action: Annotated[str | None, Query(max_length=255, pattern=PLAIN_TEXT, description=_ACTION)] = None,
-    since: Annotated[Moment | None, Query(description="Only entries at or after this time.")] = None,
-    until: Annotated[Moment | None, Query(description="Only entries before this time.")] = None,
-    before: Annotated[
-        int | None, Query(ge=1, le=_SEQ_MAX, description="Only entries with a number less than this.")
-    ] = None,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-) -> AuditPage:
+@router.get("/v1/audit", dependencies=[Depends(only_parameters(*AuditListParameters.model_fields))])
+async def list_audit(app: AppDep, principal: PrincipalDep, asked: Annotated[AuditListParameters, Query()]) -> AuditPage:
     """List the audit log of your tenant, including operators' actions on it (operators: of all tenants)."""
-    shown, filters = seen_tenant(principal, tenant), AuditFilters(actor, action, since, until)
-    return await app.reads.run(lambda: _page(app, shown, before, limit, filters))
+    shown = seen_tenant(principal, asked.tenant)
+    return await app.reads.run(lambda: _page(app, shown, asked))
 
 
-def _page(app: AppState, tenant: str | None, before: int | None, limit: int, filters: AuditFilters) -> AuditPage:
-    rows, more = audit.list_page(app.database, tenant, before=before, limit=limit, filters=filters)
+def _page(app: AppState, tenant: str | None, asked: AuditListParameters) -> AuditPage:
+    filters = AuditFilters(asked.actor, asked.action, asked.since, asked.until)
+    rows, more = audit.list_page(app.database, tenant, before=asked.before, limit=asked.limit, filters=filters)
     items = [AuditOut.model_validate(row, from_attributes=True) for row in rows]
     return AuditPage(items=items, next_before=items[-1].seq if more else None)

@@ -27,7 +27,7 @@ from worker.quantizer.data import open_dataset
 from worker.quantizer.evaluation.chance import with_chance
 from worker.quantizer.evaluation.compare import compare
 from worker.quantizer.evaluation.decisions import class_outputs, publish_samples
-from worker.quantizer.evaluation.gate import judge, metric_figures
+from worker.quantizer.evaluation.gate import MeasuredPair, judge, metric_figures
 from worker.quantizer.evaluation.latency import measure_latency
 from worker.quantizer.evaluation.metrics import Metrics
 from worker.quantizer.evaluation.side_by_side import FloatReference
@@ -146,11 +146,7 @@ def evaluated(
     measured = with_chance(metric_figures(spec, comparison), spec, summary.outputs, data)
     verdict, clauses = judge(
         spec.gate,
-        before,
-        figures,
-        comparison.fidelity,
-        measured,
-        latency=latency,
+        MeasuredPair(before, figures, comparison.fidelity, measured, latency),
         decisions=comparison.samples if compared else None,
     )
     report = EvaluationReport(

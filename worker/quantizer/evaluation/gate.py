@@ -50,15 +50,22 @@ class _Reached:
     alike: bool = False
 
 
+@dataclass(frozen=True)
+class MeasuredPair:
+    """What was measured of the float model and the quantized one."""
+
+    float_: ModelFigures
+    quantized: ModelFigures
+    fidelity: Fidelity
+    metrics: Sequence[MetricFigures]
+    latency: LatencyFigures | None = None  # both timed in turn; None: the ratio of both medians is judged
+
+
 def judge(
     gate: Gate,
-    float_: ModelFigures,
-    quantized: ModelFigures,
-    fidelity: Fidelity,
-    metrics: Sequence[MetricFigures],
+    pair: MeasuredPair,
     further: Sequence[GateClause] = (),
     *,
-    latency: LatencyFigures | None = None,
     findings: Sequence[Finding] = (),
     decisions: Mapping[str, np.ndarray] | None = None,
     is_target: bool = True,
@@ -71,20 +78,16 @@ def judge(
 
     Args:
         gate: what is wanted.
-        float_: of the float model.
-        quantized: of the quantized one.
-        fidelity: of both.
-        metrics: of both.
+        pair: both models.
         further: clauses that count as well.
-        latency: both models timed in turn; None: the ratio of both medians is judged.
         findings: what was found about model and data; some leave nothing to say about accuracy.
         decisions: of both models, sample by sample, for the sanity check; None: it is not done.
         is_target: latency was measured on the target; otherwise clauses about it are undecided.
     """
     if decisions is not None and gate.sanity and not any(finding.undermines_verdict for finding in findings):
-        collapsed = sanity_clause(metrics, fidelity, decisions)
+        collapsed = sanity_clause(pair.metrics, pair.fidelity, decisions)
         further = further if collapsed is None else (collapsed, *further)
-    reached = _reached(gate, float_, quantized, fidelity, metrics, latency)
+    reached, latency = _reached(gate, pair), pair.latency
     wanted = {name: getattr(gate, name) for name in reached}
     own = [_decided(name, limit, reached[name], gate, latency) for name, limit in wanted.items() if limit is not None]
     clauses = [_as_far_as_known(clause, findings) for clause in (*further, *own)]
@@ -125,19 +128,13 @@ def search_clauses(algorithms: Sequence[Algorithm], outcomes: Sequence[Algorithm
     return tuple(clauses)
 
 
-def _reached(
-    gate: Gate,
-    float_: ModelFigures,
-    quantized: ModelFigures,
-    fidelity: Fidelity,
-    metrics: Sequence[MetricFigures],
-    latency: LatencyFigures | None,
-) -> dict[str, _Reached]:
+def _reached(gate: Gate, pair: MeasuredPair) -> dict[str, _Reached]:
     """The figure of each clause, by its name in the gate."""
-    value, drop = _judged(gate, fidelity, metrics)
+    float_, quantized, fidelity = pair.float_, pair.quantized, pair.fidelity
+    value, drop = _judged(gate, fidelity, pair.metrics)
     ratio, interval = None, None
-    if latency is not None:
-        ratio, interval = latency.ratio, latency.ratio_interval
+    if pair.latency is not None:
+        ratio, interval = pair.latency.ratio, pair.latency.ratio_interval
     elif quantized.latency_ms is not None and float_.latency_ms:
         ratio = round(quantized.latency_ms / float_.latency_ms, 4)
     return {

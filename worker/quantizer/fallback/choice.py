@@ -24,7 +24,14 @@ from service.contracts.report.figures import SANITY
 from worker.quantizer.evaluation.chance import with_chance
 from worker.quantizer.evaluation.compare import compare
 from worker.quantizer.evaluation.decisions import class_outputs
-from worker.quantizer.evaluation.gate import GATE_LATENCY, SEARCH_LATENCY, judge, metric_figures, verdict_of
+from worker.quantizer.evaluation.gate import (
+    GATE_LATENCY,
+    SEARCH_LATENCY,
+    MeasuredPair,
+    judge,
+    metric_figures,
+    verdict_of,
+)
 from worker.quantizer.evaluation.latency import measure_latency
 from worker.quantizer.evaluation.side_by_side import NhwcSession
 from worker.quantizer.fallback.regions import SLOWER_QUANTIZED, PairPlacement, in_float, regions, take_off, without
@@ -278,15 +285,11 @@ class _Choice:
         data = case.measured_on
         measured = with_chance(metric_figures(evaluation, comparison), evaluation, case.summary.outputs, data)
         searched = () if outcomes is None else _others(self._goals.clauses(outcomes))
-        before, findings = self._report.float_, self._report.findings
         _, clauses = judge(
             gate,
-            before,
-            figures,
-            comparison.fidelity,
-            measured,
+            MeasuredPair(self._report.float_, figures, comparison.fidelity, measured),
             searched,
-            findings=findings,
+            findings=self._report.findings,
             decisions=comparison.samples,
         )
         return clauses, outcomes

@@ -14,7 +14,7 @@ from service.contracts.specs import TensorRange
 from worker.quantizer.evaluation.chance import with_chance
 from worker.quantizer.evaluation.compare import compare
 from worker.quantizer.evaluation.decisions import class_outputs
-from worker.quantizer.evaluation.gate import judge, metric_figures, search_clauses
+from worker.quantizer.evaluation.gate import MeasuredPair, judge, metric_figures, search_clauses
 from worker.quantizer.evaluation.latency import measure_latency
 from worker.quantizer.evaluation.side_by_side import NhwcSession
 from worker.quantizer.graph import sizes
@@ -137,12 +137,8 @@ def make_report(quantized: QuantizedDraft, case: Case, services: Services) -> As
     further = (*searched, *([] if quantized.differs is None else [_runtime_clause(quantized.differs)]))
     verdict, clauses = judge(
         config.evaluation.gate,
-        float_figures,
-        figures,
-        comparison.fidelity,
-        measured,
+        MeasuredPair(float_figures, figures, comparison.fidelity, measured, latency),
         further,
-        latency=latency,
         findings=findings,
         decisions=comparison.samples,
         is_target=config.target == THIS_CPU,

@@ -24,7 +24,7 @@ from service.contracts.report import (
 )
 from tests.support.each import each
 from worker.quantizer.evaluation.contributions import Contributions
-from worker.quantizer.evaluation.gate import judge, metric_figures
+from worker.quantizer.evaluation.gate import MeasuredPair, judge, metric_figures
 
 
 class FakeSet:
@@ -62,7 +62,7 @@ def verdict(spec: EvaluationSpec, **changes: float | None) -> tuple[str, dict[st
         sqnr_db=got["sqnr"], cosine=0.99, top1_agreement=got["agreement"], samples=8, source="evaluation", outputs=()
     )
     figures = metric_figures(spec, FakeComparison(BEFORE, after))  # type: ignore[arg-type]
-    word, clauses = judge(spec.gate, float_, quantized, fidelity, figures)
+    word, clauses = judge(spec.gate, MeasuredPair(float_, quantized, fidelity, figures))
     return word, {clause.clause: (clause.got, clause.holds) for clause in clauses}
 
 
@@ -188,6 +188,7 @@ def judged(
     drop: float = 0.5,
     span: tuple[float, float] | None = (-0.5, 1.5),
     p_value: float | None = None,
+    latency: LatencyFigures | None = None,
     **known: Any,
 ) -> tuple[str, dict[str, GateClause]]:
     """Judge a model that lost ``drop`` points of 90 on 400 samples."""
@@ -201,7 +202,7 @@ def judged(
         top1_agreement_interval=interval(95.0, 99.0), samples=400, source="evaluation", outputs=(),
     )  # fmt: skip
     models = (ModelFigures(size_bytes=size, latency_ms=ms) for size, ms in ((1000, 4.0), (250, 3.0)))
-    word, clauses = judge(gate, *models, fidelity, [figures], **known)
+    word, clauses = judge(gate, MeasuredPair(*models, fidelity, [figures], latency), **known)
     return word, {clause.clause: clause for clause in clauses}
 
 
