@@ -34,7 +34,7 @@ from worker.quantizer.ops.table import operator
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.types import QuantizationPlan, Role
 from worker.quantizer.refine.draft import Draft
-from worker.quantizer.refine.step import Change, Step, Toolkit
+from worker.quantizer.refine.step import Step, StepResult, Toolkit
 from worker.quantizer.run.interface import Run
 from worker.quantizer.statistics.collect import Request
 from worker.quantizer.statistics.observers import ChannelMean
@@ -65,7 +65,7 @@ class BiasCorrectionStep(Step[BiasCorrection]):
         wanted = dict.fromkeys(_read(node) for node in correctable(draft.graph, draft.plan))
         return [Request(key[0], ChannelMean(key[1]), pooled=key[1] == 1) for key in wanted if key is not None]
 
-    def apply(self, draft: Draft, toolkit: Toolkit) -> Change:
+    def apply(self, draft: Draft, toolkit: Toolkit) -> StepResult:
         """The draft with corrected biases."""
         places = make_places(draft, toolkit.case.config, insert_add=self.spec.insert_add)
         plan, notes = places.draft.plan.copy(), list[str]()
@@ -76,9 +76,9 @@ class BiasCorrectionStep(Step[BiasCorrection]):
         else:
             nodes = _correct_in_closed_form(places, Parameters(places.draft.graph, plan), self._means(draft))
         if not nodes:
-            return Change.nothing(NO_BIAS.saying("; ".join([NO_BIAS.template, *_told(places)])))
+            return StepResult.nothing(NO_BIAS.saying("; ".join([NO_BIAS.template, *_told(places)])))
         told = [f"{len(nodes)} biases corrected", *_told(places), *notes]
-        return Change(replace(places.draft, plan=plan), tuple(nodes), "; ".join(told))
+        return StepResult(replace(places.draft, plan=plan), tuple(nodes), "; ".join(told))
 
     def _means(self, draft: Draft) -> dict[tuple[str, int], np.ndarray]:
         found = {}

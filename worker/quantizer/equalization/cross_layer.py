@@ -40,7 +40,7 @@ from worker.quantizer.ops.linear import linear_view
 from worker.quantizer.ops.windows import reaches_beyond
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.refine.draft import Draft
-from worker.quantizer.refine.step import Change, Step, Toolkit
+from worker.quantizer.refine.step import Step, StepResult, Toolkit
 from worker.quantizer.runtime.session import Session
 from worker.quantizer.statistics.collect import Request
 from worker.quantizer.statistics.observers import ChannelExtremes
@@ -196,19 +196,19 @@ class CrossLayerEqualizationStep(Step[CrossLayerEqualization]):
         shared = any(weight.granularity == PER_TENSOR and _has_range(weight.spec.dtype) for weight in weights)
         return every if shared else every[:1]
 
-    def apply(self, draft: Draft, toolkit: Toolkit) -> Change:
+    def apply(self, draft: Draft, toolkit: Toolkit) -> StepResult:
         """The equalized network, calibrated anew."""
         model = draft.prepared.model.clone()
         work = Equalizer(self.spec, choose_policy(self.spec, toolkit.case.config), draft, model)
         work.run()
         if not work.nodes:
-            return Change.nothing(NO_PAIR())
+            return StepResult.nothing(NO_PAIR())
         if work.drops:
             work.cost = cost_in_words(model, toolkit)
         facts = draft.prepared.facts.with_op_types(work.op_types)
         changed = toolkit.recalibrate(draft, replace(draft.prepared, model=model, facts=facts))
         ranges = range_changes(draft, changed, work.flow, work.seen, work.factors)
-        return Change(changed, tuple(work.nodes), work.summary(), ranges=ranges)
+        return StepResult(changed, tuple(work.nodes), work.summary(), ranges=ranges)
 
 
 @dataclass

@@ -23,7 +23,7 @@ from worker.quantizer.preparation.affine import replace_constant
 from worker.quantizer.refine.channels import Outliers, find_outliers
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.driver import SQNR_WORSE, Judge
-from worker.quantizer.refine.step import Change, Step, Toolkit
+from worker.quantizer.refine.step import Step, StepResult, Toolkit
 
 # Several channels of a part of the value each in the place of one.
 #
@@ -130,17 +130,17 @@ class OutlierChannelsStep(Step[OutlierChannels]):
     What there is to treat stands in the plan: calibration looks at the channels of every tensor anyway.
     """
 
-    def apply(self, draft: Draft, toolkit: Toolkit) -> Change:
+    def apply(self, draft: Draft, toolkit: Toolkit) -> StepResult:
         """The draft with its outliers treated, calibrated anew."""
         found = find_outliers(draft.graph, draft.plan, toolkit.case.config.outlier_ratio)
         if not found:
-            return Change.nothing(NO_OUTLIERS())
+            return StepResult.nothing(NO_OUTLIERS())
         if self.spec.treatment == "auto" and any(step.method == _EQUALIZATION for step in toolkit.to_come):
             found = [one for one in found if one.kind == "activation"]
             if not found:
-                return Change.nothing(LEFT_TO_EQUALIZATION())
+                return StepResult.nothing(LEFT_TO_EQUALIZATION())
         if self.spec.treatment != "auto":
-            return _change(found, TREATMENTS[self.spec.treatment](self.spec, draft, found, toolkit))
+            return _result(found, TREATMENTS[self.spec.treatment](self.spec, draft, found, toolkit))
         return _TreatmentSearch(self.spec, draft, found, toolkit).run()
 
 
@@ -154,7 +154,7 @@ class _TreatmentSearch:
         self._tried: list[str] = []
         self._left: dict[str, Reason] = {}
 
-    def run(self) -> Change:
+    def run(self) -> StepResult:
         best: Treated | None = None
         chosen = ""
         for name in TREATMENTS:
@@ -166,14 +166,14 @@ class _TreatmentSearch:
             why = list(dict.fromkeys(map(str, self._left.values())))
             more = [f"{len(why) - _NAMED_AT_MOST} more reasons"] if len(why) > _NAMED_AT_MOST else []
             told = "; ".join([*self._tried, *why[:_NAMED_AT_MOST], *more])
-            return Change.nothing(reason.saying(f"{reason()}: {told}"))
+            return StepResult.nothing(reason.saying(f"{reason()}: {told}"))
         for name in TREATMENTS:
             rest = [one for one in self._found if one.tensor not in best.told]
             treated = self._treated(name, best.draft, rest) if rest and name != chosen else None
             if treated is not None and self._is_better(treated, best):
                 nodes = tuple(dict.fromkeys([*best.nodes, *treated.nodes]))
                 best = replace(treated, told={**best.told, **treated.told}, nodes=nodes)
-        return _change(self._found, replace(best, left=self._left), tried=self._tried)
+        return _result(self._found, replace(best, left=self._left), tried=self._tried)
 
     def _treated(self, name: str, draft: Draft, found: Sequence[Outliers]) -> Treated | None:
         treated = TREATMENTS[name](self._spec, draft, found, self._toolkit)
@@ -197,12 +197,12 @@ class _TreatmentSearch:
         return old is not None and new is not None and (best is None or new - old >= _WORTH_DB)
 
 
-def _change(found: Sequence[Outliers], treated: Treated, *, tried: Sequence[str] = ()) -> Change:
+def _result(found: Sequence[Outliers], treated: Treated, *, tried: Sequence[str] = ()) -> StepResult:
     """What the report says of a treatment."""
     told = summary(found, treated) + (f"; tried: {', '.join(tried)}" if tried else "")
     if treated.draft is None:
-        return Change.nothing(NO_TREATMENT.saying(f"{NO_TREATMENT()}: {told}"))
-    return Change(treated.draft, treated.nodes, told)
+        return StepResult.nothing(NO_TREATMENT.saying(f"{NO_TREATMENT()}: {told}"))
+    return StepResult(treated.draft, treated.nodes, told)
 
 
 def summary(found: Sequence[Outliers], treated: Treated) -> str:

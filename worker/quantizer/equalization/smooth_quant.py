@@ -37,7 +37,7 @@ from worker.quantizer.plan.grids import weight_grid
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.preparation.affine import replace_constant
 from worker.quantizer.refine.draft import Draft
-from worker.quantizer.refine.step import Change, Step, Toolkit
+from worker.quantizer.refine.step import Step, StepResult, Toolkit
 from worker.quantizer.statistics.collect import Request
 from worker.quantizer.statistics.observers import ChannelExtremes, RowSample
 
@@ -73,7 +73,7 @@ class SmoothQuantStep(Step[SmoothQuant | Awq]):
             Request(site.tensor, observer) for site in sites for observer in (ChannelExtremes(), RowSample(rows=_ROWS))
         ]
 
-    def apply(self, draft: Draft, toolkit: Toolkit) -> Change:
+    def apply(self, draft: Draft, toolkit: Toolkit) -> StepResult:
         """The network with scales moved, calibrated anew."""
         model = draft.prepared.model.clone()
         seen = self._seen(draft, toolkit)
@@ -88,11 +88,11 @@ class SmoothQuantStep(Step[SmoothQuant | Awq]):
             if refusal is not None:
                 outcome.left[site.tensor] = refusal
         if not outcome.nodes:
-            return Change.nothing(outcome.why_nothing())
+            return StepResult.nothing(outcome.why_nothing())
         facts = facts.with_smoothed(outcome.nodes).with_kept_float(dict.fromkeys(outcome.muls, SCALES_CHANNELS()))
         smoothed = replace(draft.prepared, model=model, facts=facts)
         changed = toolkit.recalibrate(draft, smoothed, touched=outcome.scaled)
-        return Change(changed, tuple(outcome.nodes), outcome.summary())
+        return StepResult(changed, tuple(outcome.nodes), outcome.summary())
 
     @property
     def _families(self) -> tuple[Family, ...]:

@@ -25,7 +25,7 @@ from worker.quantizer.layerwise.frontier import real_samples
 from worker.quantizer.numerics.blocks import NotFiniteError
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.refine.draft import Draft
-from worker.quantizer.refine.step import Change, Step, Toolkit
+from worker.quantizer.refine.step import Step, StepResult, Toolkit
 from worker.quantizer.run.interface import Run
 
 NOTHING_BETTER = declare("no-layer-improved", "no layer was changed for the better")
@@ -208,7 +208,7 @@ _MOMENTS_WORDS = "solver moments, in which batch_size, num_iterations and learni
 class FinetuneStep(Step[Spec]):
     """AdaRound and AdaQuant: chooses integers, and what else may move, so that layers make what the float ones do."""
 
-    def apply(self, draft: Draft, toolkit: Toolkit) -> Change:
+    def apply(self, draft: Draft, toolkit: Toolkit) -> StepResult:
         """The draft with parameters that reconstruct the float layers better.
 
         From second moments, layers with so many inputs that gradients come cheaper are left to the gradient solver;
@@ -226,13 +226,13 @@ class FinetuneStep(Step[Spec]):
         find = residual_blocks if spec.block_wise and by_moments is None else single_layers
         blocks = {block.name: block for block in find(draft.graph, plan, spec.target_op_type)}
         if not blocks:
-            return Change.nothing(NO_LAYER(op_types=", ".join(spec.target_op_type)))
+            return StepResult.nothing(NO_LAYER(op_types=", ".join(spec.target_op_type)))
         if by_moments is not None:
             refusals = {name: by_moments.refusal(block) for name, block in blocks.items()}
             progress.skipped = {name: reason for name, reason in refusals.items() if reason is not None}
         wanted = blocks.keys() - progress.skipped.keys()
         if not wanted:
-            return Change.nothing(NO_INTEGER_WEIGHT.saying(progress.summary([], "layers")))
+            return StepResult.nothing(NO_INTEGER_WEIGHT.saying(progress.summary([], "layers")))
         limits = StoreLimits(level=spec.mem_opt_level, disk_bytes=spec.cache_limit_bytes)
         feed = Feed.of(toolkit, samples=spec.data_size, limits=limits, device=spec.infer_device)
         with (
@@ -257,8 +257,8 @@ class FinetuneStep(Step[Spec]):
         solved = [] if by_moments is None else [_MOMENTS_WORDS]
         summary = progress.summary([*solved, *walk.notes, *gatherer.notes], what)
         if not progress.changed:
-            return Change.nothing(NOTHING_BETTER.saying(summary), errors=progress.errors)
-        return Change(replace(draft, plan=plan), tuple(progress.changed), summary, errors=progress.errors)
+            return StepResult.nothing(NOTHING_BETTER.saying(summary), errors=progress.errors)
+        return StepResult(replace(draft, plan=plan), tuple(progress.changed), summary, errors=progress.errors)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from worker.quantizer.evaluation.certainty import Evidence, surely_differ
 from worker.quantizer.evaluation.metrics import Distances, Metrics, metric_words
 from worker.quantizer.evaluation.side_by_side import Expected, MetricMeasurement, Twins, side_by_side
 from worker.quantizer.refine.draft import Case, Draft
-from worker.quantizer.refine.step import Change, Step, Toolkit
+from worker.quantizer.refine.step import Step, StepResult, Toolkit
 from worker.quantizer.run.interface import Run
 from worker.quantizer.run.services import Services
 from worker.quantizer.runtime.session import Session, is_large
@@ -231,7 +231,7 @@ class Tried:
     """What became of a step."""
 
     draft: Draft  # what counts from now on: the changed draft if it is kept, else the one before
-    change: Change  # what the step did
+    result: StepResult  # what the step did
     kept: bool  # True if the draft is the changed one
     before: Score | None = None  # score of the draft before; None if the step was not judged
     after: Score | None = None  # likewise, of the changed draft
@@ -247,12 +247,12 @@ def try_step(step: Step[Any], draft: Draft, toolkit: Toolkit, judge: Judge) -> T
         CanceledError: the run was canceled.
     """
     tried = _applied(step, draft, toolkit, judge)
-    change, made = tried.change, tried.draft
-    if made is draft or not change.judged or not step.spec.is_judged:
+    result, made = tried.result, tried.draft
+    if made is draft or not result.judged or not step.spec.is_judged:
         return tried
     with toolkit.services.stages.stage(f"{step.method} acceptance"):
         before, after, worse = judge.score(draft), judge.score(made), judge.worse(made, draft)
-    return Tried(draft if worse else made, change, not worse, before, after, worse)
+    return Tried(draft if worse else made, result, not worse, before, after, worse)
 
 
 def _applied(step: Step[Any], draft: Draft, toolkit: Toolkit, judge: Judge) -> Tried:
@@ -272,18 +272,18 @@ def _applied(step: Step[Any], draft: Draft, toolkit: Toolkit, judge: Judge) -> T
         if best is None or _is_better(tried.draft, best.draft, judge):
             best, won = tried, words
     assert best is not None  # noqa: S101 - there is a variant at least
-    change = replace(best.change, summary=f"{won} chosen of {'; '.join(scores)}: {best.change.summary}")
-    return replace(best, change=change)
+    result = replace(best.result, summary=f"{won} chosen of {'; '.join(scores)}: {best.result.summary}")
+    return replace(best, result=result)
 
 
 def _apply(step: Step[Any], draft: Draft, toolkit: Toolkit) -> Tried:
     case, services = toolkit.case, toolkit.services
     with services.stages.stage(step.method):
-        change = step.apply(draft, toolkit)
-        if change.draft is None:
-            return Tried(draft, change, kept=False)
-        made = replace(change.draft.on_target(case.config), algorithm=step.method, changed=change.nodes)
-    return Tried(made, change, kept=True)
+        result = step.apply(draft, toolkit)
+        if result.draft is None:
+            return Tried(draft, result, kept=False)
+        made = replace(result.draft.on_target(case.config), algorithm=step.method, changed=result.nodes)
+    return Tried(made, result, kept=True)
 
 
 def _is_better(one: Draft, other: Draft, judge: Judge) -> bool:
@@ -311,7 +311,7 @@ def refine(
         scoped = replace(toolkit, to_come=rest)
         if rest and step.spec.accept == "if_better_at_end":
             tried = _applied(step, drafts[-1], scoped, judge)
-            if tried.kept and tried.change.judged:
+            if tried.kept and tried.result.judged:
                 more, told = _both_ways(step, drafts[-1], tried, rest, toolkit, judge)
                 return [*drafts, *more], [*outcomes, *told]
         else:
@@ -337,9 +337,9 @@ def _both_ways(
     with toolkit.services.stages.stage(f"{step.method} acceptance"):
         before, after = judge.score(plain[-1]), judge.score(changed[-1])
         worse = judge.worse(changed[-1], plain[-1])
-    summary = f"judged with all later steps: {tried.change.summary}"
+    summary = f"judged with all later steps: {tried.result.summary}"
     decided = Tried(
-        draft if worse else tried.draft, replace(tried.change, summary=summary), not worse, before, after, worse
+        draft if worse else tried.draft, replace(tried.result, summary=summary), not worse, before, after, worse
     )
     outcome = _told(step, decided, toolkit, judge)
     return (plain[1:], [outcome, *told_of_plain]) if worse else (changed, [outcome, *told])
@@ -353,19 +353,19 @@ def _told(step: Step[Any], tried: Tried, toolkit: Toolkit, judge: Judge) -> Algo
 
 
 def _figures(step: Step[Any], tried: Tried, judge: Judge) -> AlgorithmFigures:
-    change, undone = tried.change, f"undone, as it made the network worse: {tried.worse}; " if tried.worse else ""
-    reason = tried.worse or change.reason
+    result, undone = tried.result, f"undone, as it made the network worse: {tried.worse}; " if tried.worse else ""
+    reason = tried.worse or result.reason
     return AlgorithmFigures(
         method=step.spec.method,
         kept=tried.kept,
-        summary=undone + change.summary,
+        summary=undone + result.summary,
         reason_code=None if reason is None else reason.code,
         before=tried.before,
         after=tried.after,
         samples=judge.samples if tried.before is not None else 0,
-        nodes=len(change.nodes),
-        search=change.search,
-        reconstruction={name: ReconstructionError(before=old, after=new) for name, (old, new) in change.errors.items()},
-        ranges=change.ranges,
-        training=change.training,
+        nodes=len(result.nodes),
+        search=result.search,
+        reconstruction={name: ReconstructionError(before=old, after=new) for name, (old, new) in result.errors.items()},
+        ranges=result.ranges,
+        training=result.training,
     )

@@ -143,7 +143,7 @@ class Toolkit:
 
 
 @dataclass(frozen=True)
-class Change:
+class StepResult:
     """What a step made of a draft."""
 
     draft: Draft | None  # the new one; None if there was nothing to do
@@ -158,7 +158,7 @@ class Change:
     reason: Reason | None = None  # why there was nothing to do
 
     @classmethod
-    def nothing(cls, reason: Reason, *, errors: dict[str, tuple[float, float]] | None = None) -> Change:
+    def nothing(cls, reason: Reason, *, errors: dict[str, tuple[float, float]] | None = None) -> StepResult:
         """There was nothing to do."""
         return cls(None, (), reason.words, errors=errors or {}, reason=reason)
 
@@ -186,7 +186,7 @@ class Step(ABC, Generic[Spec]):
         return self.spec.variants()
 
     @abstractmethod
-    def apply(self, draft: Draft, toolkit: Toolkit) -> Change:
+    def apply(self, draft: Draft, toolkit: Toolkit) -> StepResult:
         """A new draft, made from ``draft`` and its statistics.
 
         Raises:

@@ -22,7 +22,7 @@ from service.contracts.search import Search, TrialFigures
 from worker.quantizer.evaluation.certainty import Evidence, surely_differ
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.driver import Judge, try_step
-from worker.quantizer.refine.step import Change, Step, Toolkit
+from worker.quantizer.refine.step import Step, StepResult, Toolkit
 from worker.quantizer.search.goal import GoalEvaluator, output_place
 from worker.quantizer.search.mixed_precision import MixedPrecisionStep
 from worker.quantizer.search.recipes import (
@@ -49,7 +49,7 @@ _EQUALIZING = (CrossLayerEqualization, SmoothQuant)
 class AutopilotStep(Step[Autopilot]):
     """Tries recipes and returns the best."""
 
-    def apply(self, draft: Draft, toolkit: Toolkit) -> Change:
+    def apply(self, draft: Draft, toolkit: Toolkit) -> StepResult:
         """The draft of the best recipe.
 
         Raises:
@@ -69,7 +69,7 @@ class AutopilotStep(Step[Autopilot]):
         chosen = trials.draft_of(best.trial)
         plan_log = chosen.plan_log.followed_by(*(f"autopilot: {note}" for note in evaluator.notes))
         nodes = tuple(name for name, entry in chosen.plan.nodes.items() if entry.quantized)
-        return Change(replace(chosen, plan_log=plan_log), nodes, _summary(best, found), judged=False, search=found)
+        return StepResult(replace(chosen, plan_log=plan_log), nodes, _summary(best, found), judged=False, search=found)
 
 
 class _RecipeSearch:

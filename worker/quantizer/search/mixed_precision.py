@@ -16,7 +16,7 @@ from service.contracts.specs import bits_of
 from worker.quantizer.plan.selection import Matcher
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.driver import Judge, try_step
-from worker.quantizer.refine.step import Change, Step, Toolkit
+from worker.quantizer.refine.step import Step, StepResult, Toolkit
 from worker.quantizer.search.goal import GoalEvaluator, GoalMeasurement
 from worker.quantizer.search.levels import NO_LINEAR_NODE, Assigner, QuantizedLayer, find_layers
 from worker.quantizer.search.sensitivity import analyse_once, analysis_of
@@ -205,7 +205,7 @@ def weight_bits(draft: Draft, layers: Sequence[QuantizedLayer]) -> float:
 class MixedPrecisionStep(Step[MixedPrecision]):
     """Chooses the precision of every layer."""
 
-    def apply(self, draft: Draft, toolkit: Toolkit) -> Change:
+    def apply(self, draft: Draft, toolkit: Toolkit) -> StepResult:
         """The draft with as many layers lowered as the goal allows.
 
         Raises:
@@ -216,7 +216,7 @@ class MixedPrecisionStep(Step[MixedPrecision]):
         case, services, spec = toolkit.case, toolkit.services, self.spec
         layers = find_layers(draft.graph, draft.plan)
         if not layers:
-            return Change.nothing(NO_LINEAR_NODE())
+            return StepResult.nothing(NO_LINEAR_NODE())
         levels, samples = {"high": spec.high, "low": spec.low}, spec.sensitivity_samples
         analysis = analysis_of(
             draft, layers, levels, toolkit, samples=samples, output=spec.output_index, verify=spec.verify
@@ -235,7 +235,7 @@ class MixedPrecisionStep(Step[MixedPrecision]):
         plan_log = made.plan_log.followed_by(
             *(f"mixed precision: {note}" for note in [*evaluator.notes, *bisection.notes])
         )
-        return Change(
+        return StepResult(
             replace(made, plan_log=plan_log), nodes, bisection.summary(best) + corrections.words, judged=False
         )
 

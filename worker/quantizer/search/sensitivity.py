@@ -23,7 +23,7 @@ from worker.quantizer.numerics.blocks import Grid
 from worker.quantizer.plan.grids import activation_grid, granularity_of, weight_grid
 from worker.quantizer.plan.types import PlanLog
 from worker.quantizer.refine.draft import Case, Draft
-from worker.quantizer.refine.step import Change, Step, Toolkit
+from worker.quantizer.refine.step import Step, StepResult, Toolkit
 from worker.quantizer.run.identity import content_key
 from worker.quantizer.run.services import ExtraFile, ExtraFiles, Services
 from worker.quantizer.search.goal import output_place
@@ -219,7 +219,7 @@ _FLOAT = Level(activation="float32", weight="float32")
 class SensitivityStep(Step[SensitivityAnalysis]):
     """Puts the ranking among the files of the job."""
 
-    def apply(self, draft: Draft, toolkit: Toolkit) -> Change:
+    def apply(self, draft: Draft, toolkit: Toolkit) -> StepResult:
         """The same draft.
 
         Raises:
@@ -230,7 +230,7 @@ class SensitivityStep(Step[SensitivityAnalysis]):
         config, spec = toolkit.case.config, self.spec
         layers = find_layers(draft.graph, draft.plan)
         if not layers:
-            return Change.nothing(NO_LINEAR_NODE())
+            return StepResult.nothing(NO_LINEAR_NODE())
         own = (config.activation.model_dump(mode="json"), config.weight.model_dump(mode="json"))
         levels = spec.levels or {word: Level.model_validate(level_document(word, *own)) for word in _CANDIDATES}
         analysis = analysis_of(
@@ -239,7 +239,7 @@ class SensitivityStep(Step[SensitivityAnalysis]):
         found = analyse_once(analysis)
         first = found.layers[0]
         summary = f"{len(layers)} layers ranked on {found.samples} samples; the most sensitive one is {first.node!r}"
-        return Change(draft, (), summary, judged=False)
+        return StepResult(draft, (), summary, judged=False)
 
 
 def analysis_of(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from service.contracts.algorithms.training import QuantizationAwareTraining
 from worker.quantizer.refine.draft import Draft
-from worker.quantizer.refine.step import Change, Step, Toolkit
+from worker.quantizer.refine.step import Step, StepResult, Toolkit
 
 
 class TrainingStep(Step[QuantizationAwareTraining]):
     """Trains the quantized network as a whole, from where the steps before it have brought it."""
 
-    def apply(self, draft: Draft, toolkit: Toolkit) -> Change:
+    def apply(self, draft: Draft, toolkit: Toolkit) -> StepResult:
         """The draft with the parameters and scales of the best epoch.
 
         Raises:

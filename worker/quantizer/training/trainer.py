@@ -25,7 +25,7 @@ from worker.quantizer.evaluation.metrics.custom import read_graph
 from worker.quantizer.graph.rewriting import opset_of
 from worker.quantizer.preparation.prepare import LOWEST_OPSET
 from worker.quantizer.refine.draft import Draft
-from worker.quantizer.refine.step import Change, Toolkit
+from worker.quantizer.refine.step import StepResult, Toolkit
 from worker.quantizer.training.loop import (
     DivergedError,
     TrainingCheckpoints,
@@ -59,12 +59,12 @@ _SETTLED_ON = 64
 _UNFOLDED_ON = 256
 
 
-def train(spec: QuantizationAwareTraining, draft: Draft, toolkit: Toolkit) -> Change:
+def train(spec: QuantizationAwareTraining, draft: Draft, toolkit: Toolkit) -> StepResult:
     """Train the quantized network of ``draft``; see ``TrainingStep``."""
     case, services = toolkit.case, toolkit.services
     count = min(case.calibration.samples, spec.data_size or case.calibration.samples)
     if count < spec.FEWEST_SAMPLES:
-        return Change.nothing(TOO_FEW_SAMPLES(samples=count))
+        return StepResult.nothing(TOO_FEW_SAMPLES(samples=count))
     split = split_samples(
         count,
         validation_share=spec.validation_share,
@@ -152,7 +152,7 @@ class _Trainer:
         self._checkpoints = TrainingCheckpoints(services.checkpoint, self._networks.twin)
         self._learning_rate = peak_of(self._spec.optimizer)
 
-    def run(self) -> Change:
+    def run(self) -> StepResult:
         twin = self._networks.twin
         start, before = state_of(twin), self._validation.measure()
         optimizer = self._loop.begin(self._learning_rate)
@@ -184,7 +184,7 @@ class _Trainer:
             self._checkpoints.save(optimizer.optimizer, self._loop.oscillations, now)
         else:
             ended = self._budget.ended_by or "epochs"
-        return self._change(now, start, ended)
+        return self._result(now, start, ended)
 
     def _is_kept(self, score: ValidationScore, before: ValidationScore, lowest: ValidationScore) -> bool:
         """True for the last epoch that chance does not tell from the best one.
@@ -325,7 +325,7 @@ class _Trainer:
             return None
         return TRAINED_WORSE(samples=held.samples, before=before.loss, after=after.loss)
 
-    def _change(self, now: TrainingProgress, start: TwinState, ended: Ended) -> Change:
+    def _result(self, now: TrainingProgress, start: TwinState, ended: Ended) -> StepResult:
         figures = TrainingFigures(
             epochs=tuple(now.epochs),
             best_epoch=now.best_epoch,
@@ -338,13 +338,13 @@ class _Trainer:
         )
         words = _words(figures, (*self._losses.notes, *self._samples.notes, *self._notes))
         if now.best_epoch == 0:
-            return replace(Change.nothing(NO_EPOCH_BETTER.saying(words)), training=figures)
+            return replace(StepResult.nothing(NO_EPOCH_BETTER.saying(words)), training=figures)
         worse = self._judged(start, now.best)
         if worse is not None:
-            return replace(Change.nothing(replace(worse, words=f"{worse.words}; {words}")), training=figures)
+            return replace(StepResult.nothing(replace(worse, words=f"{worse.words}; {words}")), training=figures)
         self._networks.twin.load_state_dict(now.best)
         written = self._networks.twin.write()
-        return Change(written, self._networks.twin.nodes, words, training=figures, judged=False)
+        return StepResult(written, self._networks.twin.nodes, words, training=figures, judged=False)
 
 
 def _words(figures: TrainingFigures, notes: tuple[str, ...]) -> str:

@@ -16,7 +16,7 @@ from worker.quantizer.data import ArrayDataset
 from worker.quantizer.graph.serialized import to_bytes
 from worker.quantizer.modes.registry import MODES, step_of
 from worker.quantizer.refine.draft import Case, Draft
-from worker.quantizer.refine.step import Change, Toolkit, calibrate
+from worker.quantizer.refine.step import StepResult, Toolkit, calibrate
 from worker.quantizer.run.interface import SilentRun
 from worker.quantizer.run.services import Services
 from worker.quantizer.runtime.session import Session
@@ -50,7 +50,7 @@ class Bench:
         self.draft = calibrate(Draft(prepared, plan, form=MODES[settings.mode].form), case, services, (self.step,))
         self.toolkit = Toolkit(case, services, held_back, step_of)
 
-    def apply(self) -> Change:
+    def apply(self) -> StepResult:
         """The step at work."""
         return self.step.apply(self.draft, self.toolkit)
 

@@ -23,7 +23,7 @@ from tests.unit.quantizer.search.benches import Canceling, toolkit_for
 from tests.unit.quantizer.toolbox import config, make_model, normal
 from worker.quantizer.finetune.gradient import training
 from worker.quantizer.refine.draft import Draft
-from worker.quantizer.refine.step import Change
+from worker.quantizer.refine.step import StepResult
 from worker.quantizer.run.checkpoint import CheckpointStore
 
 pytestmark = pytest.mark.slow  # trains
@@ -38,7 +38,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def usual() -> tuple[Draft, Change]:
+def usual() -> tuple[Draft, StepResult]:
     return finetuned()
 
 
@@ -64,7 +64,7 @@ def test_the_network_comes_nearer_and_its_grids_stay(kind: str, method: str) -> 
             np.testing.assert_array_equal(bias.quantization.scale, draft.plan.biases[name].quantization.scale)
 
 
-def test_four_bits_gain_much_at_the_output_and_the_given_draft_is_not_changed(usual: tuple[Draft, Change]) -> None:
+def test_four_bits_gain_much_at_the_output_and_the_given_draft_is_not_changed(usual: tuple[Draft, StepResult]) -> None:
     draft, change = usual
     assert output_sqnr(changed(change)) > output_sqnr(draft) + 3.0
     assert not draft.plan.moved and "conv1" in change.nodes

@@ -18,7 +18,7 @@ from worker.quantizer.finetune import solvers as moments_solver
 from worker.quantizer.finetune.solvers import moments_are_cheaper
 from worker.quantizer.finetune.step import FinetuneStep
 from worker.quantizer.refine.draft import Draft
-from worker.quantizer.refine.step import Change
+from worker.quantizer.refine.step import StepResult
 from worker.quantizer.run.checkpoint import CheckpointStore
 from worker.quantizer.run.interface import SilentRun
 
@@ -39,7 +39,7 @@ def rounded(
     store: CheckpointStore | None = None,
     run: SilentRun | None = None,
     **options: Any,
-) -> tuple[Draft, Change]:
+) -> tuple[Draft, StepResult]:
     draft, toolkit = toolkit_for(
         chain_of_convolutions(3), config(**(settings or {"weight": W4})), checkpoint=store, run=run
     )
@@ -69,12 +69,12 @@ def test_layers_come_nearer_and_grids_stay(kind: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def plain() -> tuple[Draft, Change]:
+def plain() -> tuple[Draft, StepResult]:
     return rounded()
 
 
 @pytest.mark.slow
-def test_four_bits_gain_much_and_options_have_their_effect(plain: tuple[Draft, Change]) -> None:
+def test_four_bits_gain_much_and_options_have_their_effect(plain: tuple[Draft, StepResult]) -> None:
     draft, change = plain
     assert output_sqnr(change.draft) > output_sqnr(draft) + 3.0
     base = integers(change.draft.plan)

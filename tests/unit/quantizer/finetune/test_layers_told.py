@@ -12,14 +12,14 @@ from service.contracts.errors import CanceledError
 from tests.unit.quantizer.search.benches import Listener, chain_of_convolutions, toolkit_for
 from tests.unit.quantizer.toolbox import config
 from worker.quantizer.finetune.step import MOST_TOLD, FinetuneStep, tell_layer
-from worker.quantizer.refine.step import Change
+from worker.quantizer.refine.step import StepResult
 from worker.quantizer.run.checkpoint import CheckpointStore
 
 LAYERS = ["conv0", "conv1", "conv2", "dense"]
 W4 = {"weight": {"dtype": "int4", "granularity": "per_tensor"}}
 
 
-def finetuned(run: Listener, spec: AdaRound | AdaQuant | None = None, folder: Path | None = None) -> Change:
+def finetuned(run: Listener, spec: AdaRound | AdaQuant | None = None, folder: Path | None = None) -> StepResult:
     draft, toolkit = toolkit_for(
         chain_of_convolutions(3), config(**W4), checkpoint=None if folder is None else CheckpointStore(folder), run=run
     )

@@ -22,7 +22,7 @@ from worker.quantizer.evaluation.compare import layer_distances
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.driver import SQNR_WORSE, Judge, refine
-from worker.quantizer.refine.step import Change, Step, Toolkit
+from worker.quantizer.refine.step import Step, StepResult, Toolkit
 from worker.quantizer.run.checkpoint import CheckpointStore
 from worker.quantizer.search.goal import GoalEvaluator
 from worker.quantizer.search.mixed_precision import Corrections
@@ -32,12 +32,12 @@ from worker.quantizer.search.recipes import Basis, RecipeTrials
 class Spoiler(Step[BiasCorrection]):
     judged = True
 
-    def apply(self, draft: Draft, toolkit: Toolkit) -> Change:
+    def apply(self, draft: Draft, toolkit: Toolkit) -> StepResult:
         plan = draft.plan.copy()
         plan.weights = {
             name: replace(weight, integers=np.zeros_like(weight.integers)) for name, weight in plan.weights.items()
         }
-        return Change(replace(draft, plan=plan), tuple(plan.nodes), "spoiled", judged=self.judged)
+        return StepResult(replace(draft, plan=plan), tuple(plan.nodes), "spoiled", judged=self.judged)
 
 
 class Willful(Spoiler):
@@ -81,12 +81,12 @@ def test_what_is_kept(
 
 
 class Repairer(Spoiler):
-    def apply(self, draft: Draft, toolkit: Toolkit) -> Change:
+    def apply(self, draft: Draft, toolkit: Toolkit) -> StepResult:
         if not is_spoiled(draft):
             return super().apply(draft, toolkit)
         plan = draft.plan.copy()
         Parameters(draft.graph, plan).fill()
-        return Change(replace(draft, plan=plan), tuple(plan.nodes), "repaired")
+        return StepResult(replace(draft, plan=plan), tuple(plan.nodes), "repaired")
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from tests.unit.quantizer.toolbox import config, make_model, quantize_file, run_
 from worker.quantizer.evaluation.certainty import Evidence
 from worker.quantizer.graph.metadata import REGION
 from worker.quantizer.pipeline import Result
-from worker.quantizer.refine.step import Change
+from worker.quantizer.refine.step import StepResult
 from worker.quantizer.run.checkpoint import CheckpointStore
 from worker.quantizer.run.interface import SilentRun
 from worker.quantizer.search.autopilot import AutopilotStep, clear_winner, pareto
@@ -49,29 +49,29 @@ def pilot(limit: float, **settings: Any) -> Autopilot:
     return Autopilot.model_validate({"goal": goal, **settings})
 
 
-def flown(spec: Autopilot, *, store: CheckpointStore | None = None, run: SilentRun | None = None) -> Change:
+def flown(spec: Autopilot, *, store: CheckpointStore | None = None, run: SilentRun | None = None) -> StepResult:
     draft, toolkit = toolkit_for(chain_of_convolutions(3, outlier=1), PER_TENSOR, checkpoint=store, run=run)
     return AutopilotStep(spec).apply(draft, toolkit)
 
 
-def found(change: Change) -> Search:
+def found(change: StepResult) -> Search:
     assert change.search is not None
     return change.search
 
 
-def chosen(change: Change) -> TrialFigures:
+def chosen(change: StepResult) -> TrialFigures:
     (trial,) = [trial for trial in found(change).trials if trial.chosen]
     return trial
 
 
 @pytest.fixture(scope="module")
-def easy(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Listener, Change]]:
+def easy(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Listener, StepResult]]:
     """A search, and another attempt that takes it over."""
     folder, runs = tmp_path_factory.mktemp("easy"), (Listener(), Listener())
     return [(run, flown(pilot(20.0), store=CheckpointStore(folder), run=run)) for run in runs]
 
 
-def test_an_easy_goal_needs_no_slow_step_and_the_model_meets_it(easy: list[tuple[Listener, Change]]) -> None:
+def test_an_easy_goal_needs_no_slow_step_and_the_model_meets_it(easy: list[tuple[Listener, StepResult]]) -> None:
     _, change = easy[0]
     assert found(change).met
     assert not any("adaround" in trial.algorithms for trial in found(change).trials)
@@ -196,7 +196,7 @@ def test_the_pareto_set_holds_what_nothing_beats_and_a_difference_within_chance_
     assert clear_winner([simple, lucky, better]) is better
 
 
-def lost_at_first(**budget: Any) -> Change:
+def lost_at_first(**budget: Any) -> StepResult:
     """A search on a network whose logarithm is -inf on every grid that reaches the one large sample."""
     x = np.full((48, 3, 8, 8), 0.01, np.float32)
     x[0] = 100.0

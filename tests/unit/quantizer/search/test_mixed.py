@@ -27,7 +27,7 @@ from tests.unit.quantizer.search.benches import (
 from tests.unit.quantizer.toolbox import config, quantize_file, run_onnx, sqnr_db
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.refine.draft import Draft
-from worker.quantizer.refine.step import Change
+from worker.quantizer.refine.step import StepResult
 from worker.quantizer.run.checkpoint import CheckpointStore
 from worker.quantizer.run.interface import SilentRun
 from worker.quantizer.search import sensitivity as sensitivity_step
@@ -44,12 +44,12 @@ def mixed(limit: float = 30.0, **settings: Any) -> MixedPrecision:
 
 
 @cache
-def _applied(document: str) -> Change:
+def _applied(document: str) -> StepResult:
     draft, toolkit = toolkit_for(chain_of_convolutions(outlier=2), PER_TENSOR)
     return MixedPrecisionStep(MixedPrecision.model_validate_json(document)).apply(draft, toolkit)
 
 
-def applied(spec: MixedPrecision) -> tuple[Change, QuantizationPlan]:
+def applied(spec: MixedPrecision) -> tuple[StepResult, QuantizationPlan]:
     """Every mix is searched once, and not changed."""
     change = _applied(spec.model_dump_json())
     return change, change.draft.plan
@@ -195,7 +195,7 @@ def test_the_whole_pipeline_runs_it(tmp_path) -> None:
 
 
 def test_a_search_that_was_broken_off_does_not_repeat_its_evaluations(tmp_path: Path, monkeypatch) -> None:
-    def attempt(run: SilentRun) -> Change:
+    def attempt(run: SilentRun) -> StepResult:
         store = CheckpointStore(tmp_path)
         draft, toolkit = toolkit_for(chain_of_convolutions(outlier=2), PER_TENSOR, checkpoint=store, run=run)
         return MixedPrecisionStep(mixed(41.0)).apply(draft, toolkit)

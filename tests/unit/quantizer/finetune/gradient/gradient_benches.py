@@ -19,7 +19,7 @@ from worker.quantizer.numerics.blocks import Grid
 from worker.quantizer.numerics.integer import PER_TENSOR, IntegerGrid, PerAxis, grid_for_range
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.refine.draft import Draft
-from worker.quantizer.refine.step import Change
+from worker.quantizer.refine.step import StepResult
 from worker.quantizer.run.checkpoint import CheckpointStore
 from worker.quantizer.run.interface import Run
 
@@ -52,7 +52,7 @@ def finetuned(
     store: CheckpointStore | None = None,
     run: Run | None = None,
     **options: Any,
-) -> tuple[Draft, Change]:
+) -> tuple[Draft, StepResult]:
     """The draft as calibrated, and what the step made of it; 100 steps unless ``options`` say otherwise."""
     draft, toolkit = toolkit_for(
         model or residual_network(), config(**(INT4 if settings is None else settings)), checkpoint=store, run=run
@@ -62,7 +62,7 @@ def finetuned(
     return draft, FinetuneStep(spec).apply(draft, toolkit)
 
 
-def changed(change: Change) -> Draft:
+def changed(change: StepResult) -> Draft:
     """The new draft; there has to be one."""
     assert change.draft is not None, change.summary
     return change.draft

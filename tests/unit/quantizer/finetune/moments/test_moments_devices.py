@@ -20,7 +20,7 @@ from worker.quantizer.finetune.moments.problem import LayerProblem, LayerSolutio
 from worker.quantizer.finetune.moments.rounding import NUMPY, Arrays, Lattice, torch_arrays
 from worker.quantizer.finetune.solvers import arrays_on, may_have_gpu
 from worker.quantizer.finetune.step import FinetuneStep
-from worker.quantizer.refine.step import Change
+from worker.quantizer.refine.step import StepResult
 
 pytestmark = pytest.mark.slow  # solves every problem twice
 
@@ -93,7 +93,7 @@ def solved(shape: str, options: str, arrays: Arrays) -> LayerSolution:
     return solve(*problem(SHAPES[shape], **OPTIONS[options]), arrays=arrays)
 
 
-def rounded(**options: Any) -> Change:
+def rounded(**options: Any) -> StepResult:
     model, settings = chain_of_convolutions(3), config(weight={"dtype": "int4", "granularity": "per_tensor"})
     return FinetuneStep(AdaRound(**options)).apply(*toolkit_for(model, settings))
 
