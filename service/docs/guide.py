@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import re
 from base64 import b64encode
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Request, Response
-from fastapi.responses import RedirectResponse
+from fastapi.responses import FileResponse, RedirectResponse
 
 from service.contracts.errors import QuantmillError
 from service.errors import RouteNotFoundError
@@ -46,64 +45,44 @@ class GuideMissingError(QuantmillError, code="guide-not-built", title="The guide
 
 
 @dataclass(frozen=True)
-class File:
-    """One file of the guide.
-
-    Args:
-        body: its bytes.
-        etag: changes with them.
-        media_type: by the ending of its name.
-    """
-
-    body: bytes
-    etag: str
-    media_type: str
-
-
-@dataclass(frozen=True)
 class Site:
     """The guide as it was built.
 
     Args:
-        files: by their paths below /guide/.
+        etags: of its files, by their paths below /guide/; they change with what is in them.
         policy: the Content-Security-Policy of all of them.
     """
 
-    files: dict[str, File]
+    etags: dict[str, str]
     policy: str
 
 
-@cache
 def read_site(folder: Path) -> Site:
-    """All files of the guide; some megabytes, read once.
+    """What is known of the guide's files, which stay on disk; read once for every build.
 
     Raises:
         GuideMissingError: the guide was not built.
     """
-    if not folder.joinpath(START).is_file():
+    start = folder / START
+    if not start.is_file():
         raise GuideMissingError(
             "The guide is not built in this installation.",
             hint="Run make guide and restart the service, or read the Markdown pages in docs/. "
             "/docs describes the API.",
         )
-    files = {path: _file(path, body) for path, body in _walk(folder)}
-    pages = (file.body for path, file in files.items() if path.endswith(".html"))
-    scripts = {script for page in pages for script in _INLINE_SCRIPT.findall(page)}
+    return _site_of(folder, start.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=1)
+def _site_of(folder: Path, built: int) -> Site:
+    etags, scripts = {}, set()
+    for file in folder.rglob("*"):
+        if file.is_file():
+            body = file.read_bytes()
+            etags[file.relative_to(folder).as_posix()] = f'"{hashlib.sha256(body).hexdigest()[:16]}"'
+            scripts.update(_INLINE_SCRIPT.findall(body) if file.suffix == ".html" else ())
     digests = sorted(b64encode(hashlib.sha256(script).digest()).decode() for script in scripts)
-    return Site(files, _POLICY.format(scripts=" ".join(f"'sha256-{digest}'" for digest in digests)))
-
-
-def _walk(folder: Path, prefix: str = "") -> Iterator[tuple[str, bytes]]:
-    for entry in folder.iterdir():
-        if entry.is_dir():
-            yield from _walk(entry, f"{prefix}{entry.name}/")
-        else:
-            yield f"{prefix}{entry.name}", entry.read_bytes()
-
-
-def _file(path: str, body: bytes) -> File:
-    media_type = _MEDIA_TYPES.get(path.rpartition(".")[2], "application/octet-stream")
-    return File(body, f'"{hashlib.sha256(body).hexdigest()[:16]}"', media_type)
+    return Site(etags, _POLICY.format(scripts=" ".join(f"'sha256-{digest}'" for digest in digests)))
 
 
 @router.get("/guide")
@@ -120,11 +99,12 @@ def page(path: str, if_none_match: Annotated[str | None, Header(max_length=512)]
         GuideMissingError: the guide was not built.
         RouteNotFoundError: the guide has no such file.
     """
-    site = read_site(SITE)
-    file = site.files.get(path or START)
-    if file is None:
+    site, path = read_site(SITE), path or START
+    etag = site.etags.get(path)
+    if etag is None:
         raise RouteNotFoundError(f"The guide has no page {path[:100]!r}.", hint="Start at /guide.")
-    headers = {"ETag": file.etag, "Cache-Control": "no-cache", "Content-Security-Policy": site.policy}
-    if etag_matches(if_none_match, file.etag):
+    headers = {"ETag": etag, "Cache-Control": "no-cache", "Content-Security-Policy": site.policy}
+    if etag_matches(if_none_match, etag):
         return Response(status_code=304, headers=headers)
-    return Response(file.body, media_type=file.media_type, headers=headers)
+    media_type = _MEDIA_TYPES.get(path.rpartition(".")[2], "application/octet-stream")
+    return FileResponse(SITE / path, media_type=media_type, headers=headers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,17 @@ def test_a_page_that_a_browser_has_is_not_sent_again(front: Front, site: Path) -
     assert again.headers["content-security-policy"] == first.headers["content-security-policy"]
     other = front.http.get("/guide/", headers={"If-None-Match": '"other"'})
     assert other.status_code == 200
+
+
+def test_a_guide_that_is_built_again_is_served_with_the_policy_of_its_new_scripts(front: Front, site: Path) -> None:
+    first = front.http.get("/guide/").headers
+    page = site / "index.html"
+    page.write_text("<p>again</p><script>other()</script>")
+    os.utime(page, ns=(0, 0))  # whatever the clock of the disk
+    again = front.http.get("/guide/")
+    assert "again" in again.text
+    changed = [name for name in ("etag", "content-security-policy") if again.headers[name] != first[name]]
+    assert changed == ["etag", "content-security-policy"]
 
 
 @pytest.mark.parametrize("path", ["none.html", "..%2Fguide.py", "%2Fetc%2Fpasswd", "how-to", "how-to/"])
