@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +13,7 @@ from typer.main import get_command
 
 from service.contracts.presets import PRESETS, RECOMMENDED
 from tests.cli.conftest import Quantmill, words
+from tests.support.each import each
 from worker import cli
 from worker.commands.panels import PANELS
 
@@ -31,13 +34,17 @@ STALE = (
 )
 
 
+# Built once: typer would build it anew for every command that is run.
+TREE: Any = get_command(cli.app)
+
+
 def commands() -> Iterator[tuple[str, Any]]:
     def walk(name: str, command: Any) -> Iterator[tuple[str, Any]]:
         yield name, command
         for word, inner in getattr(command, "commands", {}).items():
             yield from walk(f"{name} {word}".strip(), inner)
 
-    return walk("", get_command(cli.app))
+    return walk("", TREE)
 
 
 COMMANDS = dict(commands())
@@ -48,9 +55,19 @@ def plain(text: str) -> str:
     return " ".join(text.replace("\\[", "[").split())
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help_shows_every_text_as_it_is_written(name: str, quantmill: Quantmill) -> None:
-    shown = words(quantmill(*name.split(), "--help", code=0, **WIDE).stdout)
+@pytest.fixture
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal without colours that breaks no line."""
+    for name, value in WIDE.items():
+        monkeypatch.setenv(name, value)
+
+
+@each("name", COMMANDS)
+def test_help_shows_every_text_as_it_is_written(name: str, wide: None) -> None:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        TREE.main([*name.split(), "--help"], prog_name="quantmill", standalone_mode=False)
+    shown = words(out.getvalue())
     command = COMMANDS[name]
     parts = [
         one
