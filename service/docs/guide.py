@@ -75,7 +75,8 @@ def read_site(folder: Path) -> Site:
 
 @lru_cache(maxsize=1)
 def _site_of(folder: Path, built: int) -> Site:
-    etags, scripts = {}, set()
+    etags: dict[str, str] = {}
+    scripts: set[bytes] = set()
     for file in folder.rglob("*"):
         if file.is_file():
             body = file.read_bytes()
