@@ -6,9 +6,11 @@ from datetime import datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, field_validator
 
+from service.audit import changes as recorded
 from service.audit import service as audit
+from service.audit.changes import FieldChange
 from service.audit.repository import AuditFilters
 from service.deps import AppDep, AppState, PrincipalDep
 from service.http import PLAIN_TEXT, Moment, only_parameters
@@ -32,8 +34,14 @@ class AuditOut(BaseModel):
     request_id: str
     address: str = Field(description="Address of the client; behind an untrusted proxy, the address of the proxy.")
     at: datetime
+    changes: list[FieldChange] = Field(description="Fields that the action changed; empty if none are recorded.")
     previous_hash: str
     hash: str
+
+    @field_validator("changes", mode="before")
+    @classmethod
+    def _read(cls, text: str | None) -> list[FieldChange]:
+        return recorded.read(text)
 
 
 class AuditPage(BaseModel):
@@ -65,7 +73,7 @@ async def list_audit(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> AuditPage:
     """List the audit log of your tenant, including operators' actions on it (operators: of all tenants)."""
-    shown, filters = seen_tenant(principal, tenant), AuditFilters(actor, action, since, until)
+    shown, filters = seen_tenant(principal, tenant), AuditFilters(actor, action, since=since, until=until)
     return await app.reads.run(lambda: _page(app, shown, before, limit, filters))
 
 
