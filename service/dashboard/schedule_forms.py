@@ -77,7 +77,8 @@ def reading_of(cron: str, zone: str) -> dict[str, Any] | None:
         cron, zone = check_cron(cron), check_zone(zone or "UTC")
     except ValueError:
         return None
-    due, at = [], datetime.now(UTC)
+    due: list[datetime] = []
+    at = datetime.now(UTC)
     while len(due) < _NEXT and (found := following(cron, zone, at)) is not None:
         due.append(at := found)
     return {"words": described(cron), "zone": zone, "due": due}
