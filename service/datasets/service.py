@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session
 
 from service.contracts.dataset import DatasetSummary, FileFormat, PreprocessingSpec, Thumbnails
 from service.contracts.errors import InvalidRequestError, Problem
+from service.contracts.feeding import fed_as
 from service.datasets import repository
 from service.datasets.repository import NewDataset
 from service.datasets.schemas import DatasetCreate, DatasetLinks, DatasetOut, ThumbnailsNotFoundError
@@ -45,10 +46,12 @@ def dataset_in_list(dataset: Dataset) -> DatasetOut:
 
 def _shown(dataset: Dataset, summary: DatasetSummary | None) -> DatasetOut:
     path = f"/v1/datasets/{dataset.id}"
+    preprocessing = PreprocessingSpec.model_validate(dataset.preprocessing)
     return record_of(
         dataset,
         DatasetOut,
-        preprocessing=PreprocessingSpec.model_validate(dataset.preprocessing),
+        preprocessing=preprocessing,
+        fed_as=fed_as(preprocessing),
         summary=summary,
         problems=[Problem.model_validate(problem) for problem in dataset.problems or []],
         waiting=None if dataset.waiting is None else Waiting.model_validate(dataset.waiting),
