@@ -21,6 +21,7 @@ from markupsafe import Markup, escape
 from service.contracts import changes, surfaces
 from service.contracts.base import VERSION
 from service.contracts.command_errors import HttpError
+from service.contracts.compatibility import quantized_ops
 from service.contracts.errors import InvalidRequestError, QuantmillError
 from service.contracts.validation_words import message_of
 from service.dashboard import forms
@@ -146,6 +147,7 @@ def environment() -> Environment:
     made.globals |= {
         "changes_of": forms.changes_of,
         "size_change": changes.size_change,
+        "quantized_ops": quantized_ops,
     }
     made.globals |= {"asset": asset_url, "count": figures.count, "state_words": forms.STATES, "version": VERSION}
     return made
