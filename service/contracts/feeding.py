@@ -37,11 +37,12 @@ def _input(spec: InputSpec) -> str:
 
 def _formula(spec: InputSpec) -> str:
     words = "x" if spec.scale == 1.0 else f"x × {spec.scale:.4g}"
-    if set(spec.mean) != {0.0}:
+    has_mean = set(spec.mean) != {0.0}
+    if has_mean:
         words += f" − {_values(spec.mean)}"
     if set(spec.std) == {1.0}:
         return words
-    return f"({words}) / {_values(spec.std)}" if " " in words else f"{words} / {_values(spec.std)}"
+    return f"{f'({words})' if has_mean else words} / {_values(spec.std)}"
 
 
 def _values(values: tuple[float, ...]) -> str:
