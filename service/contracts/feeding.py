@@ -21,7 +21,12 @@ def fed_as(spec: PreprocessingSpec) -> str:
 
 
 def _picture(spec: PictureSpec) -> list[str]:
-    return [f"images of {spec.size[0]} × {spec.size[1]}"] if spec.size is not None else []
+    words = "grey images" if spec.colour == "grey" else "images"
+    if spec.size is not None:
+        words += f" of {spec.size[0]} × {spec.size[1]}"
+    elif spec.resize is not None:
+        words += f" resized to a shorter side of {spec.resize.shorter_side}"
+    return [words]
 
 
 def _input(spec: InputSpec) -> str:

@@ -9,6 +9,8 @@ from urllib.parse import parse_qs
 import pytest
 
 from service.contracts.config import QuantizationConfig, advised_config
+from service.contracts.dataset import PreprocessingSpec
+from service.contracts.feeding import fed_as
 from service.contracts.report import Report
 from service.contracts.search import TrialFigures
 from service.dashboard.tradeoffs import SQNR, Mark, drop_of, trade_off
@@ -70,6 +72,15 @@ def test_a_dataset_gets_a_version_with_other_preprocessing_of_the_same_file(sqli
     assert after["fed_as"] == "fed to the model as NCHW, (x × 0.0625 − 0.5) / 0.25"
     assert after["fed_as"] in shown(sqlite_front, path)
     assert "preprocessing" in posted(sqlite_front, f"/datasets/{made}/preprocessing", 422, preprocessing="{no JSON")
+
+
+def test_images_are_never_called_used_as_stored() -> None:
+    for spec, words in (
+        ({"colour": "grey"}, "grey images"),
+        ({"resize": {"shorter_side": 256}}, "images resized to a shorter side of 256"),
+        ({"resize": {"shorter_side": 256}, "crop": (224, 224)}, "images of 224 × 224"),
+    ):
+        assert fed_as(PreprocessingSpec.model_validate({"pictures": spec})) == f"fed to the model as {words}"
 
 
 def test_a_quantized_model_says_so(sqlite_front: Front) -> None:
