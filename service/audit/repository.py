@@ -21,7 +21,7 @@ _ROWS = 1000
 
 
 class Link(NamedTuple):
-    """One row as it is hashed, ``at`` as the exact number that is stored; the two hashes stand last."""
+    """One row as it is hashed, ``at`` as the exact number that is stored."""
 
     seq: int
     tenant_id: str
@@ -33,6 +33,7 @@ class Link(NamedTuple):
     at: float
     previous_hash: str
     hash: str
+    changes: str | None = None
 
 
 def _columns(table: type[Base], names: Sequence[str]) -> list[Any]:
@@ -40,7 +41,7 @@ def _columns(table: type[Base], names: Sequence[str]) -> list[Any]:
 
 
 _COLUMNS = _columns(AuditEvent, Link._fields)
-_NEW_COLUMNS = _columns(NewAuditEvent, Link._fields[1:-2])
+_NEW_COLUMNS = _columns(NewAuditEvent, (*Link._fields[1:-3], "changes"))
 _ENDS = select(
     AuditHead.seq, AuditHead.hash, func.coalesce(AuditHead.first_seq, 0), func.coalesce(AuditHead.first_hash, BEGINNING)
 )
@@ -51,6 +52,7 @@ class AuditFilters(NamedTuple):
 
     actor: str | None = None
     action: str | None = None  # such as job.cancel, or job.* for all of a noun
+    but: str | None = None  # all but this action
     since: datetime | None = None  # at this moment or later
     until: datetime | None = None  # before this moment
 
@@ -67,7 +69,7 @@ class ChainEnds(NamedTuple):
     first_hash: str = BEGINNING
 
 
-def add(session: Session, **values: str) -> None:
+def add(session: Session, **values: str | None) -> None:
     """Insert a row that is to be chained; waits for nobody."""
     session.execute(insert(NewAuditEvent).values(id=new_id("aud"), at=db_now(), **values))
 
@@ -94,7 +96,7 @@ def any_new(session: Session) -> bool:
 
 
 def take_new(session: Session) -> list[tuple[Any, ...]]:
-    """Take the oldest rows that are not chained: the columns of ``Link`` from ``tenant_id`` to ``at``."""
+    """Take the oldest rows that are not chained: of ``Link`` the columns from ``tenant_id`` to ``at``, and changes."""
     found = session.execute(select(NewAuditEvent.id, *_NEW_COLUMNS).order_by(NewAuditEvent.id).limit(_ROWS)).all()
     session.execute(delete(NewAuditEvent).where(NewAuditEvent.id.in_([row.id for row in found])))
     return [tuple(row)[1:] for row in found]
@@ -162,6 +164,8 @@ def _conditions(filters: AuditFilters) -> Iterator[ColumnElement[bool]]:
         yield (
             AuditEvent.action == noun if noun == filters.action else AuditEvent.action.startswith(noun, autoescape=True)
         )
+    if filters.but is not None:
+        yield AuditEvent.action != filters.but
     if filters.since is not None:
         yield AuditEvent.at >= filters.since
     if filters.until is not None:

@@ -6,9 +6,11 @@ from datetime import datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, field_validator
 
+from service.audit import changes as recorded
 from service.audit import service as audit
+from service.audit.changes import FieldChange
 from service.audit.repository import AuditFilters
 from service.deps import AppDep, AppState, PrincipalDep
 from service.http import PLAIN_TEXT, Moment, only_parameters
@@ -32,8 +34,14 @@ class AuditOut(BaseModel):
     request_id: str
     address: str = Field(description="Address of the client; behind an untrusted proxy, the address of the proxy.")
     at: datetime
+    changes: list[FieldChange] = Field(description="Fields that the action changed; empty if none are recorded.")
     previous_hash: str
     hash: str
+
+    @field_validator("changes", mode="before")
+    @classmethod
+    def _read(cls, text: str | None) -> list[FieldChange]:
+        return recorded.read(text)
 
 
 class AuditPage(BaseModel):
@@ -69,7 +77,7 @@ async def list_audit(app: AppDep, principal: PrincipalDep, asked: Annotated[Audi
 
 
 def _page(app: AppState, tenant: str | None, asked: AuditListParameters) -> AuditPage:
-    filters = AuditFilters(asked.actor, asked.action, asked.since, asked.until)
+    filters = AuditFilters(asked.actor, asked.action, since=asked.since, until=asked.until)
     rows, more = audit.list_page(app.database, tenant, before=asked.before, limit=asked.limit, filters=filters)
     items = [AuditOut.model_validate(row, from_attributes=True) for row in rows]
     return AuditPage(items=items, next_before=items[-1].seq if more else None)

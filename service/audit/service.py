@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,6 +23,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session
 
 from service.audit import repository
+from service.audit.changes import FieldChange, kept
 from service.audit.repository import BEGINNING, EVERYTHING, AuditFilters, Link
 from service.db import Database
 from service.principal import Principal
@@ -42,7 +44,15 @@ class Verdict:
     seq: int = 0  # that row's number
 
 
-def note(session: Session, by: Principal, action: str, about: str, *, tenant_id: str | None = None) -> None:
+def note(
+    session: Session,
+    by: Principal,
+    action: str,
+    about: str,
+    *,
+    tenant_id: str | None = None,
+    changes: Sequence[FieldChange] = (),
+) -> None:
     """Leave a row on what this transaction does, which ``link`` appends to the chain.
 
     Args:
@@ -51,10 +61,11 @@ def note(session: Session, by: Principal, action: str, about: str, *, tenant_id:
         action: noun and verb, such as ``job.cancel``.
         about: id of what it is done to.
         tenant_id: whose that is, who reads of it in the own log; None: the doer's tenant's.
+        changes: what it changes, see ``changes_between``.
     """
     repository.add(
         session, tenant_id=tenant_id or by.tenant_id, actor=by.actor, action=action, object=about,
-        request_id=by.request_id, address=by.address,
+        request_id=by.request_id, address=by.address, changes=kept(changes),
     )  # fmt: skip
 
 
@@ -67,9 +78,9 @@ def link(database: Database) -> int:
         end = repository.hold_ends(session)
         found = [] if end is None else repository.take_new(session)
         links: list[Link] = []
-        for seq, row in enumerate(found, start=1 if end is None else end.seq + 1):
+        for seq, (*told, changes) in enumerate(found, start=1 if end is None else end.seq + 1):
             previous = links[-1].hash if links else end.hash if end is not None else BEGINNING
-            made = Link._make((seq, *row, previous, ""))
+            made = Link._make((seq, *told, previous, "", changes))
             links.append(made._replace(hash=hash_of(made)))
         if links:
             repository.append(session, links)
@@ -85,8 +96,12 @@ def link_if_possible(database: Database) -> None:
 
 
 def hash_of(link: Link) -> str:
-    """SHA-256 over the row's columns but its own hash, as a JSON array: 64 hexadecimal digits."""
-    return hashlib.sha256(json.dumps(link[:-1], ensure_ascii=True).encode()).hexdigest()
+    """SHA-256 over the row's columns but its own hash, as a JSON array: 64 hexadecimal digits.
+
+    Changes stand last, and only where there are some: rows of before they were recorded have the hash that they had.
+    """
+    covered = [*link[:-2]] if link.changes is None else [*link[:-2], link.changes]
+    return hashlib.sha256(json.dumps(covered, ensure_ascii=True).encode()).hexdigest()
 
 
 def verify(session: Session) -> Verdict:

@@ -107,6 +107,7 @@ class ComparedReport:
     quantized_size_bytes: int  # of the model
     layers: Sequence[LayerFigures]  # none of an evaluation
     collapsed: bool  # whether the sanity clause of the gate says so
+    critical_findings: int  # none of an evaluation
     measured_on: tuple[str, PreprocessingSpec | None] | None  # see ``measured_on``
 
 
@@ -137,6 +138,7 @@ def _of_quantization(report: Report) -> ComparedReport:
         quantized_size_bytes=report.quantized.size_bytes,
         layers=report.layers,
         collapsed=any(clause.is_collapse for clause in report.gate),
+        critical_findings=len(report.critical_findings),
         measured_on=measured_on(report),
     )
 
@@ -154,5 +156,6 @@ def _of_evaluation(report: EvaluationReport) -> ComparedReport:
         quantized_size_bytes=report.model.size_bytes,
         layers=(),
         collapsed=any(clause.is_collapse for clause in report.gate),
+        critical_findings=0,
         measured_on=(manifest.evaluation_sha256, manifest.evaluation_preprocessing),
     )

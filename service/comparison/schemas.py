@@ -51,6 +51,7 @@ class ComparedJob(BaseModel):
         default=False, description="The target was simulated on this CPU: the ratio does not predict its latency."
     )
     collapsed: bool = Field(default=False, description="The quantized model lost most of what the float model can do.")
+    critical_findings: int = Field(default=0, description="Number of critical findings in its report.")
 
 
 class ConfigDifference(BaseModel):

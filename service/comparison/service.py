@@ -106,6 +106,7 @@ def _job(one: _Compared) -> ComparedJob:
         latency_ratio_interval=None if told.latency is None else told.latency.ratio_interval,
         latency_not_representative=told.latency is not None and told.latency.not_representative is not None,
         collapsed=told.collapsed,
+        critical_findings=told.critical_findings,
     )
 
 

@@ -7,9 +7,10 @@ Source names the route, such as ``GET /v1/datasets lists them.``, and so do prob
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import NamedTuple
+from urllib.parse import quote
 
 from service.contracts.errors import Problem
 
@@ -102,18 +103,25 @@ def for_command_line(text: str) -> str:
 
 def for_page(text: str) -> str:
     """The text with pages' names in place of routes: what is done with a route is done on its page."""
+    return "".join(words for words, _ in page_parts(text))
 
-    def named(found: re.Match[str]) -> str:
-        surface = surface_of(found[2])
-        if surface is None:
-            return found[0]
+
+def page_parts(text: str) -> Iterator[tuple[str, str | None]]:
+    """The same in its parts: words, and the path of the page that they name; None: they name none that is known."""
+    end = 0
+    for found in ROUTE.finditer(text):
+        entry = _entry(found[2])
+        if entry is None:
+            continue
+        surface, parts = entry
         name = PAGES[surface.page]
-        if found[1]:
-            return f"on {name}"
-        begins = text[: found.start()].rstrip()[-1:] in ("", ".")
-        return name[0].upper() + name[1:] if begins else name
-
-    return ROUTE.sub(named, text)
+        before = text[end : found.start()] + ("on " if found[1] else "")
+        if text[: found.start()].rstrip()[-1:] in ("", ".") and not found[1]:
+            name = name[0].upper() + name[1:]
+        yield before, None
+        yield name, _path(surface.page, parts)
+        end = found.end()
+    yield text[end:], None
 
 
 def rewritten(problem: Problem, rewrite: Callable[[str], str]) -> Problem:
@@ -130,6 +138,13 @@ def surface_of(route: str) -> Surface | None:
         return None
     surface, parts = found
     return surface._replace(command=None if surface.command is None else _filled(surface.command, parts))
+
+
+def _path(page: str, parts: Mapping[str, str]) -> str | None:
+    named = {name: part for name, part in parts.items() if f"{{{name}}}" in page}
+    if any(_OPEN.search(part) for part in named.values()):
+        return None
+    return page.format_map({name: quote(part, safe="@") for name, part in named.items()})
 
 
 def _filled(text: str, parts: Mapping[str, str]) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field
 
+from service.audit import changes
 from service.audit import service as audit
 from service.audit.repository import AuditFilters
 from service.contracts.errors import InvalidRequestError
@@ -21,6 +22,8 @@ from service.tables import AuditEvent
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 _LIMIT = 50
+# One of each part of a file: hundreds of a large one, which say no more than its upload.complete does.
+_PART = "upload.append"
 _SEQ_MAX = 2**62
 _DATE = r"^(\d{4}-\d{2}-\d{2})?$"
 # Pages of what is told of, by the beginning of its id.
@@ -38,12 +41,13 @@ class AuditQuery(BaseModel):
     action: FilterWords = ""
     since: str = Field(default="", pattern=_DATE)
     until: str = Field(default="", pattern=_DATE)
+    parts: bool = False
     before: int | None = Field(default=None, ge=1, le=_SEQ_MAX)
 
     @property
     def any(self) -> bool:
         """Whether something is left out."""
-        return bool(self.tenant or self.actor or self.action or self.since or self.until)
+        return bool(self.tenant or self.actor or self.action or self.since or self.until or self.parts)
 
 
 @router.get("/audit")
@@ -69,13 +73,14 @@ def _shown(request: Request, app: AppState, principal: Principal, asked: AuditQu
     filters = AuditFilters(
         actor=by_name.get(asked.actor, asked.actor) or None,
         action=asked.action or None,
+        but=None if asked.parts or asked.action else _PART,
         since=_midnight(asked.since, "since"),
         until=_midnight(asked.until, "until", days=1),
     )
     tenant = seen_tenant(principal, asked.tenant or None)
     rows, more = audit.list_page(app.database, tenant, before=asked.before, limit=_LIMIT, filters=filters)
     return {
-        "entries": [(row, _page_of(row, principal)) for row in rows],
+        "entries": [(row, _page_of(row, principal), changes.read(row.changes)) for row in rows],
         "key_names": {one.id: one.name for one in own},
         "asked": asked,
         "next_query": f"{root_of(request)}/audit{changed_query(request, before=rows[-1].seq)}" if more else None,

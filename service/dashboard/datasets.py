@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request, Response
 from markupsafe import Markup
 
 from service.contracts.dataset import (
@@ -18,10 +18,12 @@ from service.contracts.dataset import (
     Waveforms,
 )
 from service.contracts.report import Histogram
-from service.dashboard.pages import PageRoute
+from service.dashboard import new_files
+from service.dashboard.forms import sent
+from service.dashboard.pages import PageRoute, see
 from service.dashboard.resources import resource_routes
 from service.datasets.service import dataset_in_list, dataset_out
-from service.deps import AppState
+from service.deps import AppDep, AppState, PrincipalDep
 from service.names.kinds import DATASETS
 from service.names.service import get
 from service.reports import charts
@@ -226,6 +228,15 @@ def shape_words(array: ArraySummary) -> str:
         str(low) if low == high else f"{low} to {high}" for low, high in zip(array.shortest, array.longest, strict=True)
     ]
     return " × ".join([str(array.shape[0]), *lengths])
+
+
+@router.post("/datasets/{ref}/preprocessing")
+async def prepare_otherwise(request: Request, ref: str, app: AppDep, principal: PrincipalDep) -> Response:
+    """Make the next version of the same stored file with other preprocessing."""
+    form = await sent(request)
+    row = await app.reads.run(lambda: get(app, DATASETS, principal.tenant_id, ref))
+    made = await new_files.dataset_again(app, principal, row, form.text("preprocessing"))
+    return see(request, f"/datasets/{made}")
 
 
 router.include_router(resource_routes(DATASETS, dataset_in_list, _facts))

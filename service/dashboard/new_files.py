@@ -28,6 +28,7 @@ from service.names.kinds import DATASETS, MODELS, Named, ResourceKind
 from service.names.repository import ResourceQuery
 from service.names.service import list_page
 from service.principal import Principal
+from service.tables import Dataset
 from service.uploads import service as uploads
 from service.uploads.schemas import UploadCreate
 
@@ -115,6 +116,28 @@ async def dataset_of(
     record(DatasetCreate, document)
     document["upload_id"] = await _stored(app, by, file, filename, "dataset")
     body = record(DatasetCreate, document)
+    return await _created(app, lambda: datasets.create(app, by, body, key=None))
+
+
+async def dataset_again(app: AppState, by: Principal, row: Dataset, preprocessing: str | None) -> str:
+    """The next version of a dataset, of the same stored file; its id.
+
+    Args:
+        app: of the process.
+        by: who asks.
+        row: the version whose file, tags and description it has.
+        preprocessing: as of ``dataset_of``.
+
+    Raises:
+        QuantmillError: as datasets do; pointers of the preprocessing.
+    """
+    document = {"name": row.name, "format": row.format, "tags": row.tags, "description": row.description}
+    document["preprocessing"] = {} if preprocessing is None else _preprocessing(preprocessing)
+    record(DatasetCreate, {**document, "upload_id": "-"})
+    stored = {"size_bytes": row.size_bytes, "sha256": row.sha256}  # a known file need not be sent
+    announced = record(UploadCreate, {"filename": f"dataset.{row.format}", "kind": "dataset", **stored})
+    upload = await app.writes.run(lambda: uploads.create(app, by, announced))
+    body = record(DatasetCreate, {**document, "upload_id": upload.id})
     return await _created(app, lambda: datasets.create(app, by, body, key=None))
 
 

@@ -17,7 +17,6 @@ from service.contracts.config import parse_config, patched
 from service.contracts.dataset import PREPROCESSING_NAMES
 from service.contracts.errors import FieldProblem, InvalidRequestError, QuantmillError
 from service.contracts.presets import RECOMMENDED
-from service.contracts.surfaces import for_page
 from service.dashboard import new_files
 from service.dashboard.config_fields import groups, largest_drop, parsed
 from service.dashboard.config_form import JSON, PRESET, Document, differing, shown_defaults, values_of
@@ -298,11 +297,7 @@ async def _refused(
     names = fields or {}
     problems = tuple(one.model_copy(update={"pointer": names.get(one.pointer, one.pointer)}) for one in error.errors)
     draft.tell(problems or (FieldProblem(pointer="", code=error.code, message=error.detail),))
-    return await _page(request, app, by, draft, status=error.status, hint=_hint(error))
-
-
-def _hint(error: QuantmillError) -> str:
-    return for_page(error.hint or "")
+    return await _page(request, app, by, draft, status=error.status, hint=error.hint or "")
 
 
 async def _carried(request: Request, app: AppState, by: Principal, draft: JobDraft) -> Response:

@@ -14,12 +14,14 @@ from fastapi import APIRouter, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, RedirectResponse
 from fastapi.routing import APIRoute
-from jinja2 import ChoiceLoader, Environment, PackageLoader
+from jinja2 import ChoiceLoader, Environment, PackageLoader, pass_context
+from jinja2.runtime import Context
 from markupsafe import Markup, escape
 
 from service.contracts import changes, surfaces
 from service.contracts.base import VERSION
 from service.contracts.command_errors import HttpError
+from service.contracts.compatibility import quantized_ops
 from service.contracts.errors import InvalidRequestError, QuantmillError
 from service.contracts.validation_words import message_of
 from service.dashboard import forms
@@ -137,7 +139,7 @@ def environment() -> Environment:
         "iso": forms.iso,
         "pretty": forms.pretty,
         "lines": forms.lines,
-        "on_page": surfaces.for_page,
+        "on_page": on_page,
         "typed": typed,
         "outcome": forms.outcome,
         "default_name": default_name_of,
@@ -145,9 +147,18 @@ def environment() -> Environment:
     made.globals |= {
         "changes_of": forms.changes_of,
         "size_change": changes.size_change,
+        "quantized_ops": quantized_ops,
     }
     made.globals |= {"asset": asset_url, "count": figures.count, "state_words": forms.STATES, "version": VERSION}
     return made
+
+
+@pass_context
+def on_page(context: Context, text: str) -> Markup:
+    """A sentence with links to the pages that it names in place of routes."""
+    link, root = Markup('<a href="{}{}">{}</a>'), context["root"]
+    parts = surfaces.page_parts(text)
+    return Markup().join(words if path is None else link.format(root, path, words) for words, path in parts)
 
 
 def typed(text: str) -> Markup:
@@ -246,7 +257,6 @@ def _address_error(error: RequestValidationError) -> InvalidRequestError:
 def error_page(request: Request, error: QuantmillError) -> Response:
     """What went wrong, for people; the status and the code are those of the API."""
     problem = error.problem(instance=request.url.path, request_id=getattr(request.state, "request_id", None))
-    problem = surfaces.rewritten(problem, surfaces.for_page)
     answer = page(request, "error.html.jinja", status=problem.status, problem=problem)
     if isinstance(error, HttpError):
         answer.headers.update(error.headers())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -16,19 +17,27 @@ from service.dashboard.forms import FormFields, checked, sent
 from service.dashboard.pages import PageRoute, page, see
 from service.deps import AppDep, AppState, PrincipalDep
 from service.http import Conditions, PreconditionFailedError, etag_of
+from service.ids import is_id
 from service.jobs import service as jobs
 from service.jobs.repeats import changed_request
 from service.jobs.schemas import JobCreate
 from service.jobs.views import job_listed
+from service.names.kinds import DATASETS, MODELS, ResourceKind
+from service.names.repository import ResourceQuery
+from service.names.service import get, list_page
 from service.principal import Principal
+from service.resources import ResourceNotFoundError
 from service.schedules import service
 from service.schedules.schemas import ScheduleChange, ScheduleCreate
+from service.schedules.times import MOST_CRON_CHARS, MOST_ZONE_CHARS, check_cron, check_zone, described, following
 from service.tables import JobSchedule
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 _TEXTS = ("name", "cron", "timezone", "promote_to")
 # What of the template the form shows.
 _NOUNS = ("model_id", "calibration_dataset_id", "evaluation_dataset_id")
+# Due times that are shown of an expression, and models or datasets to choose from.
+_NEXT, _LISTED = 3, 100
 _BOXES = ("newest", "skip_unchanged")
 
 
@@ -47,6 +56,33 @@ async def new_schedule(
     typed = {"name": name, "cron": "0 3 * * *", "timezone": "UTC", "max_drop": "", "promote_to": ""}
     typed |= {"newest": "yes", "skip_unchanged": ""}
     return _form(request, typed, job=seen)
+
+
+@router.get("/schedules/reading")
+async def get_reading(
+    request: Request,
+    app: AppDep,
+    principal: PrincipalDep,
+    cron: Annotated[str, Query(max_length=MOST_CRON_CHARS)] = "",
+    timezone: Annotated[str, Query(max_length=MOST_ZONE_CHARS)] = "",
+) -> Response:
+    """What a cron expression means, read again while it is typed."""
+    return page(
+        request, "schedule_reading.html.jinja", reading=await app.checks.run(lambda: reading_of(cron, timezone))
+    )
+
+
+def reading_of(cron: str, zone: str) -> dict[str, Any] | None:
+    """An expression in words, and when it is due next; None: it is not valid, or the zone is not."""
+    try:
+        cron, zone = check_cron(cron), check_zone(zone or "UTC")
+    except ValueError:
+        return None
+    due: list[datetime] = []
+    at = datetime.now(UTC)
+    while len(due) < _NEXT and (found := following(cron, zone, at)) is not None:
+        due.append(at := found)
+    return {"words": described(cron), "zone": zone, "due": due}
 
 
 @router.post("/schedules/new")
@@ -72,7 +108,7 @@ async def create_schedule(request: Request, app: AppDep, principal: PrincipalDep
 async def edit_schedule(request: Request, schedule_id: str, app: AppDep, principal: PrincipalDep) -> Response:
     """The form of one, filled in."""
     row = await app.reads.run(lambda: service.get(app, principal.tenant_id, schedule_id))
-    return _form(request, _stored(row), schedule=row, tag=etag_of(row))
+    return await _edit(request, app, principal, row, _stored(row), tag=etag_of(row))
 
 
 @router.post("/schedules/{schedule_id}/edit")
@@ -85,9 +121,10 @@ async def change_schedule(request: Request, schedule_id: str, app: AppDep, princ
         await _change(app, principal, row, form, Conditions(tag))
     except PreconditionFailedError:
         row = await app.reads.run(lambda: service.get(app, principal.tenant_id, schedule_id))
-        return _form(request, _typed(form), schedule=row, tag=etag_of(row), now=_stored(row))
+        return await _edit(request, app, principal, row, _typed(form), tag=etag_of(row), now=_stored(row))
     except (ValidationError, QuantmillError) as error:
-        return _form(request, _typed(form), schedule=row, tag=tag, errors=_errors(error, ScheduleChange))
+        told = _errors(error, ScheduleChange)
+        return await _edit(request, app, principal, row, _typed(form), tag=tag, errors=told)
     return see(request, f"/schedules/{row.id}")
 
 
@@ -171,6 +208,42 @@ def _field(pointer: str) -> str:
     return next((name for name in _NOUNS if name in pointer), pointer.split("/")[1])
 
 
+async def _edit(
+    request: Request, app: AppState, principal: Principal, row: JobSchedule, typed: dict[str, str], **told: Any
+) -> Response:
+    """The form of a schedule, with lists of what it can run on."""
+    names = (typed, told.get("now") or {})
+    options = await app.reads.run(lambda: _options(app, principal.tenant_id, *names))
+    return _form(request, typed, schedule=row, options=options, **told)
+
+
+def _options(app: AppState, tenant_id: str, *chosen: dict[str, str]) -> dict[str, list[tuple[str, str]]]:
+    """Models and datasets by what the form sends, with their names; those that are chosen are always among them."""
+    query = ResourceQuery(status="ready")
+    models, _ = list_page(app, MODELS, tenant_id, query, after=None, limit=_LISTED)
+    data, _ = list_page(app, DATASETS, tenant_id, query, after=None, limit=_LISTED)
+    newest = dict.fromkeys(f"{row.name}@latest" for row in models)
+    found = {name: {row.id: f"{row.name}@{row.version}" for row in data} for name in _NOUNS[1:]}
+    found["model_id"] = dict(zip(newest, newest, strict=True)) | {row.id: f"{row.name}@{row.version}" for row in models}
+    for texts in chosen:
+        for name, options in found.items():
+            text = texts.get(name)
+            if text and text not in options:
+                options[text] = _called(app, MODELS if name == "model_id" else DATASETS, tenant_id, text)
+    return {name: list(options.items()) for name, options in found.items()}
+
+
+def _called(app: AppState, kind: ResourceKind[Any], tenant_id: str, text: str) -> str:
+    """Name and version of what an id means; other texts, and ids of what was deleted, as they are."""
+    if not is_id(text, kind.prefix):
+        return text
+    try:
+        row = get(app, kind, tenant_id, text)
+    except ResourceNotFoundError:
+        return f"{text} (deleted)"
+    return f"{row.name}@{row.version}"
+
+
 def _form(
     request: Request,
     typed: dict[str, str],
@@ -180,8 +253,12 @@ def _form(
     tag: str = "",
     errors: dict[str, str] | None = None,
     now: dict[str, str] | None = None,
+    options: dict[str, list[tuple[str, str]]] | None = None,
 ) -> Response:
     """The form; ``now`` is what somebody else has made of the schedule meanwhile."""
+    if now is not None and options is not None:
+        now |= {name: dict(options[name]).get(now[name], "") for name in _NOUNS}
     shown = {"job": job, "schedule": schedule, "etag": tag, "typed": typed, "errors": errors or {}, "now": now}
+    shown |= {"reading": reading_of(typed["cron"], typed["timezone"]), "options": options}
     shown["simple"] = schedule is None or is_simple(schedule)
     return page(request, "schedule_form.html.jinja", status=412 if now else 422 if errors else 200, **shown)

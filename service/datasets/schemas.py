@@ -71,6 +71,9 @@ class DatasetOut(Brief, BaseModel):
     sha256: str
     size_bytes: int
     preprocessing: PreprocessingSpec
+    fed_as: str = Field(
+        default="", description="The preprocessing in words, such as 'used as stored (no preprocessing)'."
+    )
     summary: DatasetSummary | None = Field(description="Facts found by validation; null until the dataset is ready.")
     problems: list[Problem] = Field(description="Why the dataset was rejected.")
     waiting: Waiting | None = Field(default=None, description="Why validation is delayed; null if it is not.")
@@ -83,6 +86,7 @@ class DatasetOut(Brief, BaseModel):
         yield "name", f"{self.name}@{self.version}"
         yield "status", "; ".join([self.status, *(problem.detail for problem in self.problems)])
         yield "format", self.format
+        yield "data", self.fed_as
 
 
 # Errors around datasets as resources; what is wrong with a dataset itself stands in ``service.contracts.errors``.

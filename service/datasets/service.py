@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 from service.contracts.base import read_stored
 from service.contracts.dataset import DatasetSummary, FileFormat, PreprocessingSpec, Thumbnails
 from service.contracts.errors import InvalidRequestError, Problem
+from service.contracts.feeding import fed_as
 from service.datasets import repository
 from service.datasets.repository import NewDataset
 from service.datasets.schemas import DatasetCreate, DatasetLinks, DatasetOut, ThumbnailsNotFoundError
@@ -44,10 +45,12 @@ def dataset_in_list(dataset: Dataset) -> DatasetOut:
 
 def _shown(dataset: Dataset, summary: DatasetSummary | None) -> DatasetOut:
     path = f"/v1/datasets/{dataset.id}"
+    preprocessing = read_stored(PreprocessingSpec, dataset.preprocessing)
     return record_of(
         dataset,
         DatasetOut,
-        preprocessing=read_stored(PreprocessingSpec, dataset.preprocessing),
+        preprocessing=preprocessing,
+        fed_as=fed_as(preprocessing),
         summary=summary,
         problems=[read_stored(Problem, problem) for problem in dataset.problems or []],
         waiting=None if dataset.waiting is None else read_stored(Waiting, dataset.waiting),

@@ -8,6 +8,7 @@ from fastapi import Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.orm import Session
 
+from service.audit.changes import changes_between
 from service.audit.service import note
 from service.contracts.base import MOST_TAGS, Description, Tags, parse
 from service.contracts.errors import InvalidRequestError, QuantmillError
@@ -131,8 +132,10 @@ def update(
         row = repository.lock(session, kind, by.tenant_id, resource_id)
         conditions.require("Send If-Match with the ETag of your last GET, or If-Match: *.")
         conditions.check(etag_of(row), f"{kind.word} {row.id}")
-        repository.change(session, row, **patch.model_dump(exclude_unset=True))
-        note(session, by, f"{kind.word}.update", row.id)
+        values = patch.model_dump(exclude_unset=True)
+        changes = changes_between({name: getattr(row, name) for name in values}, values)
+        repository.change(session, row, **values)
+        note(session, by, f"{kind.word}.update", row.id, changes=changes)
         return row
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
+from service.audit.changes import changes_between
 from service.audit.service import note
 from service.contracts.base import read_stored
 from service.contracts.quota import Quota
@@ -129,8 +130,11 @@ def names(session: Session) -> list[str]:
 
 def set_quota(session: Session, by: Principal, tenant_id: str, own: Quota) -> None:
     """Set the tenant's own limits, in place of all that were set before."""
-    repository.set_quota(session, tenant_id, own.model_dump(exclude_unset=True))
-    note(session, by, "tenant.set_quota", tenant_id, tenant_id=tenant_id)
+    limits = own.model_dump(exclude_unset=True)
+    default = dict.fromkeys(Quota.model_fields, "default")
+    changes = changes_between(default | repository.quota_of(session, tenant_id), default | limits)
+    repository.set_quota(session, tenant_id, limits)
+    note(session, by, "tenant.set_quota", tenant_id, tenant_id=tenant_id, changes=changes)
 
 
 def _refuse_beyond(name: str, limit: int, used: int, wanted: int, retry_after_seconds: float) -> None:

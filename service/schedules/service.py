@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from sqlalchemy.orm import Session
 
 from service import repository as rows
+from service.audit.changes import changes_between
 from service.audit.service import note
 from service.contracts.errors import InvalidRequestError
 from service.contracts.regression import RegressionGate
@@ -91,7 +92,8 @@ def change(
         ScheduleNameTakenError: another schedule is called so.
         QuantmillError: a new template could not be submitted, or the gate names what is not there.
     """
-    values, warnings = _values(body), []
+    asked, warnings = _values(body), []
+    values = dict(asked)
     with app.database.read() as session:
         seen = repository.called(session, by.tenant_id, schedule_id)
         conditions.require("Send the ETag of your last GET as If-Match, or If-Match: * to match any version.")
@@ -108,9 +110,10 @@ def change(
         conditions.check(etag_of(row), f"schedule {row.id}")
         if row.row_version != seen.row_version:
             raise ScheduleChangedError(seen.id)
+        changes = changes_between({name: getattr(row, name) for name in asked}, asked)
         if values:
             row = rows.change(session, JobSchedule, seen.id, **values)
-        note(session, by, "schedule.update", seen.id)
+        note(session, by, "schedule.update", seen.id, changes=changes)
     return row, warnings
 
 

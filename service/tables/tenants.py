@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, CheckConstraint, Double, Index, String, text
+from sqlalchemy import BigInteger, CheckConstraint, Double, Index, String, Text, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from service.principal import PEPPER_ID_LENGTH, SCOPES
@@ -132,6 +132,7 @@ class NewAuditEvent(Base):
     request_id: Mapped[Name]
     address: Mapped[Name]
     at: Mapped[Moment]
+    changes: Mapped[str | None] = mapped_column(Text)
 
 
 class AuditEvent(Base):
@@ -154,6 +155,7 @@ class AuditEvent(Base):
     at: Mapped[Moment]
     previous_hash: Mapped[Sha256]
     hash: Mapped[Sha256]
+    changes: Mapped[str | None] = mapped_column(Text)
 
 
 class AuditHead(Base):

@@ -5,10 +5,13 @@ from __future__ import annotations
 import base64
 import secrets
 from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import urlsplit
 
 from sqlalchemy.orm import Session
 
 from service import repository as rows
+from service.audit.changes import changes_between
 from service.audit.service import note
 from service.contracts.webhooks import SECRET_PREFIX
 from service.deps import AppState
@@ -188,6 +191,7 @@ def change(
         row = repository.get(session, by.tenant_id, webhook_id, locked=True)
         conditions.require("Send the ETag of your last GET as If-Match, or If-Match: * to match any version.")
         conditions.check(etag_of(row), f"webhook {row.id}")
+        before = _recorded(row)
         values = body.model_dump(exclude_unset=True, exclude={"enabled"})
         # only a description may be none
         values = {name: value for name, value in values.items() if value is not None or name == "description"}
@@ -198,8 +202,15 @@ def change(
         if body.enabled is not None and body.enabled != row.enabled:
             enable, disable = repository.enable, repository.disable
             row = enable(session, webhook_id) if body.enabled else disable(session, webhook_id, "client")
-        note(session, by, "webhook.update", webhook_id)
+        changes = changes_between(before, _recorded(row), hidden=frozenset({"url"}))
+        note(session, by, "webhook.update", webhook_id, changes=changes)
     return row
+
+
+def _recorded(row: WebhookEndpoint) -> dict[str, Any]:
+    """What the audit log tells of; of the URL, whose path and query may hold a secret, the host alone."""
+    kept = ("url", "event_types", "description", "enabled")
+    return {name: getattr(row, name) for name in kept} | {"url.host": urlsplit(row.url).hostname}
 
 
 def delete(app: AppState, by: Principal, webhook_id: str, conditions: Conditions) -> None:

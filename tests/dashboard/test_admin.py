@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import text
 
 from service.audit import service as audit_service
+from service.audit.changes import changes_between
 from service.audit.service import note
 from service.contracts.quota import Quota
 from service.dashboard import audit
@@ -162,6 +163,27 @@ def test_the_audit_log_is_filtered_by_who_what_and_when(closed: Front, guard: st
     assert [one["action"] for one in closed.http.get("/v1/audit", params=asked).json()["items"]] == ["job.cancel"]
     asked = {"action": "job.*", "until": "2026-03-02T00:00:00Z"}
     assert [one["action"] for one in closed.http.get("/v1/audit", params=asked).json()["items"]] == ["job.create"]
+
+
+def test_the_audit_log_tells_what_was_changed_and_no_secret(closed: Front, guard: str) -> None:
+    for limit in ("7", "8"):
+        assert closed.http.post("/tenants/other", data={"csrf": guard, "jobs_per_day": limit}).status_code == 303
+    with closed.app.database.write() as session:
+        by = Principal(DEFAULT_TENANT, "key_1", "submit")
+        before, after = {"url": "https://a.example/T0K3N", "enabled": True}, {"url": "https://a.example/S3CR3T"}
+        note(session, by, "webhook.update", "whk_1", changes=changes_between(before, after, hidden=frozenset({"url"})))
+        note(session, by, "upload.append", "upl_1")
+    page = closed.http.get("/audit").text
+    words = [
+        " ".join(re.sub(r"<[^>]+>", "", one).split()) for one in re.findall(r'"Changes">(.*?)</td>', page, re.DOTALL)
+    ]
+    assert words[:3] == ["url changedenabled: true → none", "jobs_per_day: 7 → 8", "jobs_per_day: default → 7"]
+    assert "T0K3N" not in page and "S3CR3T" not in page
+    assert "upload.append" not in page and "Show upload parts" in page
+    assert "upload.append" in closed.http.get("/audit", params={"parts": "true"}).text
+    assert "upload.append" in closed.http.get("/audit", params={"action": "upload.*"}).text
+    told = closed.http.get("/v1/audit", params={"action": "tenant.set_quota"}).json()["items"]
+    assert told[0]["changes"] == [{"field": "jobs_per_day", "before": "7", "after": "8"}]
 
 
 def test_workers_are_shown(sqlite_front: Front) -> None:

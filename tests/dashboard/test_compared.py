@@ -43,6 +43,13 @@ def test_columns_are_headed_by_what_differs(changes: dict[str, Any], wanted: lis
     assert compared.titles([of_job(1), of_job(2, **changes)], {"dst_1": "val@3"}) == wanted
 
 
+def test_critical_findings_of_a_report_are_counted() -> None:
+    report = full_report()
+    critical = report.findings[0].model_copy(update={"severity": "critical"})
+    told = compared_report(report.model_copy(update={"findings": (critical, critical)}))
+    assert told.critical_findings == 2
+
+
 def interval(low: float, high: float) -> Interval:
     return Interval(low=low, high=high, confidence=0.95, method="student", samples=20)
 

@@ -9,11 +9,14 @@ from urllib.parse import parse_qs
 import pytest
 
 from service.contracts.config import QuantizationConfig, advised_config
+from service.contracts.dataset import PreprocessingSpec
+from service.contracts.feeding import fed_as
 from service.contracts.report import Report
 from service.contracts.search import TrialFigures
 from service.dashboard.tradeoffs import SQNR, Mark, drop_of, trade_off
 from service.dashboard.trials import patch_of
 from service.jobs.outcome import QuantizeOutcome
+from service.tables import Model
 from tests.dashboard.form_of import Form
 from tests.dashboard.test_new_job import nouns
 from tests.support.batches import fail, grid_body, job_of, submitted, succeed
@@ -57,6 +60,39 @@ def test_a_noun_is_listed_shown_changed_and_deleted(sqlite_front: Front, noun: s
     posted(sqlite_front, f"{base}/{made}/aliases/end", alias="prod")
     assert posted(sqlite_front, f"{base}/{made}/delete") == base
     shown(sqlite_front, f"{base}/{made}", 404)
+
+
+def test_a_dataset_gets_a_version_with_other_preprocessing_of_the_same_file(sqlite_front: Front) -> None:
+    made = sqlite_front.ready_dataset()
+    assert "used as stored (no preprocessing)" in shown(sqlite_front, f"/datasets/{made}")
+    spec = {"inputs": {"*": {"layout": "NHWC", "scale": 0.0625, "mean": [0.5], "std": [0.25]}}}
+    path = posted(sqlite_front, f"/datasets/{made}/preprocessing", preprocessing=json.dumps(spec))
+    before, after = (sqlite_front.http.get(f"/v1{one}").json() for one in (f"/datasets/{made}", path))
+    assert (after["name"], after["version"], after["sha256"]) == (before["name"], 2, before["sha256"])
+    assert after["fed_as"] == "fed to the model as NCHW, (x × 0.0625 − 0.5) / 0.25"
+    assert after["fed_as"] in shown(sqlite_front, path)
+    assert "preprocessing" in posted(sqlite_front, f"/datasets/{made}/preprocessing", 422, preprocessing="{no JSON")
+
+
+def test_images_are_never_called_used_as_stored() -> None:
+    for spec, words in (
+        ({"colour": "grey"}, "grey images"),
+        ({"resize": {"shorter_side": 256}}, "images resized to a shorter side of 256"),
+        ({"resize": {"shorter_side": 256}, "crop": (224, 224)}, "images of 224 × 224"),
+    ):
+        assert fed_as(PreprocessingSpec.model_validate({"pictures": spec})) == f"fed to the model as {words}"
+
+
+def test_a_quantized_model_says_so(sqlite_front: Front) -> None:
+    made = sqlite_front.ready_model()
+    assert "Already quantized" not in shown(sqlite_front, "/models")
+    with sqlite_front.app.database.write() as session:
+        row = session.get(Model, made)
+        assert row is not None
+        counts = {"op_counts": {"QuantizeLinear": 1}}
+        row.summary, row.outline = row.summary | counts, row.outline | counts
+    assert "Already quantized" in shown(sqlite_front, "/models")
+    assert "Already quantized" in shown(sqlite_front, f"/models/{made}")
 
 
 def test_a_change_that_somebody_else_was_faster_with_is_asked_for_again(sqlite_front: Front) -> None:

@@ -157,7 +157,8 @@ def test_what_is_dropped_is_sent_and_chosen(open_page: Open, place: Place, noun:
     summary = model_summary() if noun == "model" else dataset_summary()
     place.front.finish(place.front.inspect_job(**{f"{noun}_id": noun_id}), summary)
     zone.locator(".upload .good").wait_for()
-    assert "dropped net@1 is ready and chosen above" in zone.locator(".upload").inner_text()
+    fed = "; fed to the model as x: x × 0.5" if noun == "dataset" else ""
+    assert f"dropped net@1 is ready{fed}. It is chosen above" in zone.locator(".upload").inner_text()
     assert page.locator(f"#f-{field}").input_value() == noun_id
     assert page.locator(f"#f-{field}_other").input_value() == ""
     assert zone.locator("progress").count() == 0

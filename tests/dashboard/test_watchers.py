@@ -207,6 +207,23 @@ def test_a_gate_that_the_form_does_not_show_stays(sqlite_front: Front, job_id: s
     assert len(sqlite_front.http.get(f"/v1{page}").json()["gate"]["clauses"]) == 2
 
 
+def test_a_cron_expression_is_read_in_words(sqlite_front: Front, job_id: str) -> None:
+    form = sqlite_front.http.get("/schedules/new", params={"from": job_id}).text
+    assert "At 03:00 every day" in form and form.count("data-local") == 3
+    asked = {"cron": "30 6 * * 1", "timezone": "Europe/Berlin"}
+    found = sqlite_front.http.get("/schedules/reading", params=asked).text
+    assert "At 06:30 on Monday" in found and "(Europe/Berlin)" in found and found.count("<time ") == 3
+    assert "Not a valid" in sqlite_front.http.get("/schedules/reading", params={"cron": "99 * * * *"}).text
+
+
+def test_the_edit_form_names_what_a_schedule_runs(sqlite_front: Front, job_id: str) -> None:
+    page = make(sqlite_front, job_id, newest="").headers["location"]
+    model_id = sqlite_front.http.get(f"/v1{page}").json()["template"]["model_id"]
+    form = sqlite_front.http.get(f"{page}/edit").text
+    assert f'<option value="{model_id}" selected>tiny@1</option>' in form
+    assert '<option value="tiny@latest">tiny@latest</option>' in form
+
+
 def test_boxes_stay_as_they_were_ticked(sqlite_front: Front, job_id: str) -> None:
     for ticked in ((), ("newest",), ("skip_unchanged",), ("newest", "skip_unchanged")):
         boxes = {name: "yes" if name in ticked else "" for name in ("newest", "skip_unchanged")}

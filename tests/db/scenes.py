@@ -54,12 +54,13 @@ class Deeds(Scene):
     """A chain that older code has written goes on, and older code is left one with everything that is not forgotten."""
 
     before = "20261210_deleted_jobs"
+    columns = Link._fields[:-1]  # older rows have no changes
 
     def fill(self) -> None:
         first = Link(1, "t", "a", "job.create", "o", "r", "", 1.5, BEGINNING, "")
         digest = self.first = hash_of(first)
         with self.database.write() as session:
-            names = ", ".join(Link._fields)
+            names = ", ".join(self.columns)
             values = first._replace(hash=digest)._asdict()
             session.execute(text(f"INSERT INTO audit_events ({names}) VALUES (:{names.replace(', ', ', :')})"), values)
             session.execute(text("INSERT INTO audit_heads (name, seq, hash) VALUES ('audit', 1, :hash)"), values)
@@ -79,12 +80,12 @@ class Deeds(Scene):
 
     def back(self) -> None:
         previous = self.first
-        for row in self.ask(f"SELECT {', '.join(Link._fields)} FROM audit_events"):
+        for row in self.ask(f"SELECT {', '.join(self.columns)} FROM audit_events"):
             assert (row[-2], row[-1]) == (previous, hash_of(Link(*row)))
             previous = row[-1]
         assert self.ask("SELECT seq, hash FROM audit_heads") == [(3, previous)]
         url = self.database.engine.url.render_as_string(hide_password=False)
-        migrate(url, "20261211_new_audit_events")
+        migrate(url)
         self.is_whole(2)
         migrate(url, self.before)
 

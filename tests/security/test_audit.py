@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import delete, update
 
 from service.audit import repository
+from service.audit.changes import changes_between
 from service.audit.service import hash_of, link, note, verify
 from service.db import Database
 from service.principal import Principal
@@ -24,7 +25,8 @@ ROWS = 5
 def fill(database: Database) -> None:
     for number in range(ROWS):
         with database.write() as session:
-            note(session, BY, "job.create", f"job_{number}")
+            changes = changes_between({"cron": "0 3 * * *"}, {"cron": f"0 {number} * * *"})
+            note(session, BY, "job.create", f"job_{number}", changes=changes)
     link(database)
 
 
@@ -67,6 +69,7 @@ def test_a_row_that_was_changed_taken_or_moved_is_found(database: Database) -> N
 
     for seq, column in (
         (1, "tenant_id"), (ROWS, "actor"), (3, "action"), (3, "object"), (3, "request_id"), (3, "address"), (3, "at"),
+        (2, "changes"), (4, "changes"),
     ):  # fmt: skip
         forged = {column: AuditEvent.at + 0.001 if column == "at" else "forged"}
         assert found(update(AuditEvent).where(of(seq)).values(forged)) == ("changed", seq), column

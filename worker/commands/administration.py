@@ -327,13 +327,17 @@ def list_events(
     data_dir: DataDir = None,
 ) -> None:
     """List the newest entries of the audit log."""
-    from service.audit import service
+    from service.audit import changes, service
 
     with installation(data_dir) as (_, database):
         rows, _ = service.list_page(database, tenant, before=None, limit=limit)
     if as_json:
         names = ("seq", "tenant_id", "actor", "action", "object", "request_id", "address", "hash")
-        print_items({name: getattr(row, name) for name in names} | {"at": row.at.isoformat()} for row in rows)
+        print_items(
+            {name: getattr(row, name) for name in names}
+            | {"at": row.at.isoformat(), "changes": [one.model_dump() for one in changes.read(row.changes)]}
+            for row in rows
+        )
         return
     for row in rows:
         told = f"{row.tenant_id}  {row.actor}  {row.address or '-'}  {row.action}  {row.object}"

@@ -117,8 +117,12 @@ def push_dataset(
 def _print_pushed(resource: ModelOut | DatasetOut, printing: Printing) -> None:
     if printing.json:
         print_json(resource)
-    else:
-        typer.echo(resource.id)
+        return
+    typer.echo(resource.id)
+    version = f"uploaded as version {resource.version} of {resource.name}" if resource.version > 1 else ""
+    told = "; ".join(filter(None, (version, getattr(resource, "fed_as", ""))))
+    if told and not printing.quiet:
+        typer.echo(told, err=True)
 
 
 def make_app(word: Word) -> typer.Typer:

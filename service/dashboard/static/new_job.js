@@ -60,12 +60,15 @@ const choose = (name, resource) => {
 
 const value = name => form.elements[name].value.trim();
 const stem = name => name.replace(/\.(tar\.gz|[^.]+)$/, "");
+// A name that is taken already gives its next version, which nobody has asked for in so many words.
+const numbered = made => `Uploaded as ${made.version > 1 ? `version ${made.version} of ${made.name}` : made.name}. Validating ...`;
 const makers = {
   model: async (files, told) => {
     const parts = [];
     for (const file of files) parts.push({ upload_id: await upload(file, "model", share => told(`Uploading ${file.name}`, share)), path: file.name });
     const main = files.find(one => one.name.toLowerCase().endsWith(".onnx")) || files[0];
     const made = await post("/v1/models", { name: value("model_name") || stem(main.name), files: parts });
+    told(numbered(made), null);
     const resource = await ready(`/v1/models/${made.id}`, words => told(words, null));
     choose("model_id", resource);
     return resource;
@@ -74,6 +77,7 @@ const makers = {
     const body = { name: value("dataset_name") || stem(file.name), ...preprocessing(file) };
     body.upload_id = await upload(file, "dataset", share => told(`Uploading ${file.name}`, share));
     const made = await post("/v1/datasets", body);
+    told(numbered(made), null);
     const resource = await ready(`/v1/datasets/${made.id}`, words => told(words, null));
     choose(chosen, resource);
     return resource;
@@ -123,7 +127,7 @@ for (const zone of document.querySelectorAll("[data-drop]")) {
     words.className = "";
     try {
       const resource = await makers[zone.dataset.drop]([...files], told, zone.dataset.chosen);
-      words.textContent = `✔ ${resource.name}@${resource.version} is ready and chosen above.`;
+      words.textContent = `✔ ${resource.name}@${resource.version} is ready${resource.fed_as ? `; ${resource.fed_as}` : ""}. It is chosen above.`;
       words.className = "good";
       input.value = "";
       await check();

@@ -44,6 +44,21 @@ const localize = () => {
 localize();
 new MutationObserver(localize).observe(document.getElementById("content"), { childList: true, subtree: true });
 
+// What a schedule's cron expression means, while it is typed.
+const reading = document.querySelector("[data-reading]");
+if (reading) {
+  let turn = 0;
+  reading.closest("form").addEventListener("input", async ({ target }) => {
+    const mine = ++turn, { cron, timezone } = target.form.elements;
+    if (target !== cron && target !== timezone) return;
+    await new Promise(done => setTimeout(done, 300));
+    if (mine !== turn) return;
+    const query = new URLSearchParams({ cron: cron.value, timezone: timezone.value });
+    const answer = await fetch(`${reading.dataset.reading}?${query}`).catch(() => null);
+    if (mine === turn && answer?.ok) reading.innerHTML = await answer.text();
+  });
+}
+
 const again = document.querySelector("[data-refresh]");
 if (again) {
   // What somebody has typed is not taken from them.

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from sqlalchemy.orm import Session
 
+from service.audit.changes import changes_between
 from service.audit.service import note
 from service.contracts.base import is_alias
 from service.deps import AppState
@@ -173,7 +174,8 @@ def _moved(
     made = repository.point(session, kind, row, word, by.actor, is_new=known is None)
     moved = {"id": row.id, "noun": kind.word, "name": row.name, "alias": word, "version": row.version}
     emit(session, by.tenant_id, "alias.moved", {**moved, "previous_id": previous})
-    note(session, by, f"{kind.word}.set_alias", _about(made))
+    changes = changes_between({"id": previous}, {"id": row.id})
+    note(session, by, f"{kind.word}.set_alias", _about(made), changes=changes)
     return ShownAlias(alias_out(kind, made), etag_of(made), known is None)
 
 

@@ -16,6 +16,7 @@ from starlette.routing import Match
 from service.app import create_app
 from service.contracts.errors import FieldProblem, InvalidRequestError
 from service.contracts.surfaces import PAGES, ROUTE, SURFACES, for_command_line, for_page, rewritten, surface_of
+from service.dashboard.pages import environment
 from service.settings import Settings
 from worker.cli import app as commands
 
@@ -167,6 +168,19 @@ def test_each_page_is_served_and_has_a_name(app: FastAPI) -> None:
 def test_a_text_is_rewritten_for_a_surface(text: str, command_line: str, page: str) -> None:
     assert for_command_line(text) == command_line
     assert for_page(text) == page
+
+
+def test_pages_that_a_text_names_are_links() -> None:
+    template = environment().from_string("{{ text | on_page }}")
+
+    def shown(text: str) -> str:
+        return template.render(text=text, root="/q")
+
+    link = '<a href="/q/jobs/job_1">the job&#39;s page</a>'
+    assert shown("Cancel <it> with POST /v1/jobs/job_1/cancel.") == f"Cancel &lt;it&gt; on {link}."
+    assert shown("GET /v1/jobs lists them.") == '<a href="/q/jobs">The Jobs page</a> lists them.'
+    assert shown("See GET /v1/models/m@1/aliases.") == "See GET /v1/models/m@1/aliases."
+    assert shown("GET /v1/jobs/{id}?wait=25 waits.") == "The job&#39;s page waits.", "of no job that is known"
 
 
 def test_all_sentences_of_a_problem_are_rewritten() -> None:
