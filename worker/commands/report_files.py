@@ -164,7 +164,7 @@ def read_report(file: Path) -> Report:
 def apply_advice(
     report: Annotated[Path, typer.Argument(metavar="REPORT.json", exists=True, dir_okay=False, help="A report file.")],
     output: Annotated[Path, typer.Option(metavar="CONFIG.json", help="Write the config to this file.")],
-    number: Annotated[int, typer.Option(min=1, help="Number of the advice; 1 is the most helpful.")] = 1,
+    number: Annotated[int, typer.Option(min=1, help="Number of the advice, in the report's order.")] = 1,
     as_json: options.PlainJson = False,
 ) -> None:
     """Write the config of a report with an advice applied, for quantize --config."""

@@ -59,6 +59,8 @@ class AdviceRule:
 def _equalize(document: Document, setting: AdviceContext) -> Document | None:
     if document["mode"] != "static" or _has(document, *_SEARCHES):
         return None
+    if not setting.damage.activation_outliers and _has(document, "outlier_channels"):
+        return None  # which would then do nothing
     kept = _without(document, "cross_layer_equalization")
     made = _in_order([{"method": "cross_layer_equalization"}, *kept])
     return _corrected({**document, "algorithms": made}) or {**document, "algorithms": made}
@@ -98,6 +100,9 @@ def _smooth(document: Document, setting: AdviceContext) -> Document | None:
 
 def _treat_outliers(document: Document, setting: AdviceContext) -> Document | None:
     if document["mode"] != "static" or _has(document, "outlier_channels", *_SEARCHES) or not setting.damage.outliers:
+        return None
+    # Of weights alone the algorithm leaves the channels to cross-layer equalization, which follows it.
+    if not setting.damage.activation_outliers and _has(document, "cross_layer_equalization"):
         return None
     return {**document, "algorithms": _in_order([{"method": "outlier_channels"}, *_listed(document)])}
 

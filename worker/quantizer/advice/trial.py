@@ -271,8 +271,8 @@ class ConfigTrials:
             return AdviceTrial(why="not tried: evaluation.advice_seconds is 0")
         expected, left = _expected_seconds(self._services.stages.figures, cost), self._timed.seconds_left or 0.0
         if expected > left:
-            told = f"it needs about {expected:.0f} s, {left:.0f} s of evaluation.advice_seconds are left"
-            return AdviceTrial(why=f"not tried: {told}")
+            told = f"it needs about {expected:.0f} s, and {left:.0f} s of {self._seconds:g} are left"
+            return AdviceTrial(why=f"not tried: {told}; raise evaluation.advice_seconds to try it")
         self.run.code = code
         begin = time.monotonic()
         try:
@@ -281,7 +281,9 @@ class ConfigTrials:
         except CanceledError:
             raise
         except OutOfTimeError:
-            return AdviceTrial(why="stopped: evaluation.advice_seconds used up")
+            return AdviceTrial(
+                why=f"stopped after {self._seconds:g} s; raise evaluation.advice_seconds to finish the trial"
+            )
         except QuantmillError as error:
             return AdviceTrial(why=f"stopped: {error.detail}")
         loss, score = self._loss, found.score

@@ -20,6 +20,8 @@ from worker.quantizer.sanity.look import Array, first_values, run_on
 
 _FLOATS = ("float16", "float32", "float64", "bfloat16")
 _BYTE = 255.0
+# Values that reach so far were perhaps to be divided by the largest of them.
+_LEAST_RANGE = 2.0
 # Full scale of 16-bit sound.
 _SOUND = 32768.0
 # The usual ways of preparing pictures, as (scale, mean, std) of 8-bit values.
@@ -162,6 +164,13 @@ def _scales(values: Array, spec: InputSpec) -> Iterator[Alternative]:
     for factor, words in factors.items():
         other = {"scale": spec.scale * factor, "mean": [mean * factor for mean in spec.mean]}
         yield Alternative("scale", words, _scaled(factor), json.dumps(other))
+    # Counts and gray levels of another depth than bytes: 0 to 16, say.
+    largest = float(np.abs(values).max())
+    if largest >= _LEAST_RANGE and not np.isclose(largest, _BYTE):
+        other = {"scale": spec.scale / largest, "mean": [mean / largest for mean in spec.mean]}
+        yield Alternative(
+            "scale", f"values divided by the largest, {largest:g}", _scaled(1.0 / largest), json.dumps(other)
+        )
 
 
 def _means(values: Array, axis: int | None) -> Iterator[Alternative]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from tests.unit.quantizer.sanity.conftest import Bench
 from worker.quantizer.data import RandomDataset
 from worker.quantizer.run.interface import SilentRun
 from worker.quantizer.run.services import Services
+from worker.quantizer.sanity.alternatives import alternatives
 from worker.quantizer.sanity.examine import examine
 
 
@@ -129,3 +132,15 @@ def test_a_planted_fault_is_found_and_named(bench: Bench, fault: object, kind: s
     wrong = np.ascontiguousarray(fault(bench.x), np.float32)  # type: ignore[operator]
     found = [finding for finding in bench.findings(x=wrong) if finding.code == "input-fits-better-otherwise"]
     assert [finding.where["fault"] for finding in found] == [kind]
+
+
+def test_values_of_another_depth_than_bytes_may_be_divided_by_the_largest(bench: Bench) -> None:
+    """As digits stored as 0 to 16, of which a model has seen 0 to 1."""
+    stored = np.clip(np.abs(bench.x) * 8, 0, 16).astype(np.float32)
+    stored[0, 0, 0, 0] = 16.0
+    case = bench.case(x=stored)
+    picked = case.measured_on
+    found = [one for one in alternatives(picked, case.inputs[0]) if one.words == "values divided by the largest, 16"]
+    (one,) = found
+    np.testing.assert_allclose(one.change(stored), stored / 16)
+    assert json.loads(one.fragment or "") == {"scale": 1 / 16, "mean": [0.0]}
