@@ -66,7 +66,7 @@ class _Finder(ast.NodeVisitor):
         self.found: list[Text] = []
         self._kinds = ["text"]
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         decorators = " ".join(ast.unparse(each) for each in node.decorator_list)
         text = ast.get_docstring(node)
         if text and (".command" in decorators or ".callback" in decorators):
@@ -76,7 +76,7 @@ class _Finder(ast.NodeVisitor):
         self._without_docstring(node)
 
     def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
-        self._without_docstring(node)
+        self.visit_FunctionDef(node)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         text = ast.get_docstring(node)

@@ -14,7 +14,7 @@ from service.contracts.errors import QuantmillError
 class SignatureOut(BaseModel):
     """One signature."""
 
-    keyid: str = Field(description="Id of the key: the first 16 hexadecimal digits of the SHA-256 of its 32 bytes.")
+    keyid: str = Field(description="Key ID: the first 16 hexadecimal digits of the SHA-256 of the 32-byte public key.")
     sig: str = Field(description="Ed25519 signature, in base64.")
 
 

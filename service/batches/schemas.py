@@ -185,7 +185,7 @@ class BatchMemberOut(BaseModel):
     )
     model: str = Field(description="Model as given in the request.")
     preset: str | None = Field(description="Preset of the grid; otherwise the preset of the job's config.")
-    config: int | None = Field(description="Number of the grid's config, from 0.")
+    config: int | None = Field(description="Index of the config in the grid, starting at 0.")
     job_id: str
     state: MemberState = Field(description="State of the member's job; gone: the job was deleted.")
     reused: bool = Field(description="The job existed before the batch; canceling the batch does not cancel it.")

@@ -133,7 +133,7 @@ class ResultCalls(Connection):
 
         Args:
             jobs: 2 to 20 of them.
-            flips: how many samples that changed sides are listed per pair.
+            flips: number of prediction flips to list per pair.
 
         Raises:
             ConflictError: one has not ended.

@@ -32,7 +32,7 @@ async def compare_jobs(
     principal: PrincipalDep,
     flips: Annotated[int, Query(ge=0, le=MOST_LISTED, description="Prediction flips to list per pair.")] = 50,
 ) -> Comparison:
-    """Jobs side by side: configs, metrics with intervals, samples that changed sides, size, latency, layers."""
+    """Compare jobs: configs, metrics with intervals, prediction flips, size, latency, layers."""
     asked = _each_once(job)
     return await app.heavy.run(lambda: service.compare(app, principal.tenant_id, asked, most_flips=flips))
 
@@ -44,7 +44,7 @@ async def compare_jobs(
     responses=_CSV_RESPONSES | problems(*_REFUSALS),
 )
 async def compare_jobs_csv(job: Jobs, app: AppDep, principal: PrincipalDep) -> Response:
-    """The same as a table of CSV: one row per job."""
+    """Compare jobs, as CSV: one row per job."""
     asked = _each_once(job)
     text = await app.heavy.run(lambda: comparison_csv(service.compare(app, principal.tenant_id, asked, most_flips=0)))
     headers = {"Content-Disposition": 'attachment; filename="comparison.csv"', "X-Content-Type-Options": "nosniff"}

@@ -22,7 +22,9 @@ class ComparedMetric(BaseModel):
     float_: float | None = Field(alias="float", serialization_alias="float")
     quantized: float | None
     quantized_interval: Interval | None
-    drop: float | None = Field(description="Against the job's own float model; negative: better than float.")
+    drop: float | None = Field(
+        description="Drop compared with the job's own float model; negative if the quantized model is better."
+    )
 
 
 class ComparedJob(BaseModel):
@@ -32,20 +34,24 @@ class ComparedJob(BaseModel):
     name: str | None
     labels: dict[str, str]
     model_id: str | None
-    model: str | None = Field(description="Name and version: NAME@VERSION.")
+    model: str | None = Field(description="Model as NAME@VERSION.")
     preset: str | None
-    algorithms: tuple[str, ...] = Field(default=(), description="Methods of the config's algorithms, in order.")
+    algorithms: tuple[str, ...] = Field(default=(), description="Methods of the algorithms in the config, in order.")
     calibration_dataset_id: str | None = None
     evaluation_dataset_id: str | None = None
     verdict: Verdict
-    seconds: float | None = Field(description="From the start of its last attempt to its end.")
+    seconds: float | None = Field(description="Duration of the last attempt, in seconds.")
     engine_version: str
     metrics: tuple[ComparedMetric, ...]
     sqnr_db: float | None
-    top1_agreement: float | None = Field(description="With its float model, in percent.")
-    float_size_bytes: int | None = Field(description="Null: of an evaluation without a reference model.")
+    top1_agreement: float | None = Field(description="Top-1 agreement with the job's float model, in percent.")
+    float_size_bytes: int | None = Field(
+        description="Size of the float model; null for an evaluation without a reference model."
+    )
     quantized_size_bytes: int
-    latency_ratio: float | None = Field(description="Quantized over float; null: not timed.")
+    latency_ratio: float | None = Field(
+        description="Quantized latency divided by float latency; null if latency was not measured."
+    )
     latency_ratio_interval: Interval | None
     latency_not_representative: bool = Field(
         default=False, description="The target was simulated on this CPU: the ratio does not predict its latency."
@@ -58,15 +64,15 @@ class ConfigDifference(BaseModel):
     """A place of the resolved configs where the jobs differ."""
 
     pointer: str = Field(description="JSON Pointer into the config.")
-    values: tuple[Any, ...] = Field(description="One per job; null also where the config has no such place.")
+    values: tuple[Any, ...] = Field(description="One value per job; null also if the config does not have this field.")
 
 
 class SampleFlip(BaseModel):
     """A sample that one of two quantized models gets right and the other wrong."""
 
-    index: int = Field(description="Number of the sample in the evaluation data, from 0.")
-    expected: int = Field(description="Its label; without labels, what the float model decides.")
-    first: int = Field(description="What the first job's quantized model decides.")
+    index: int = Field(description="Index of the sample in the evaluation data, starting at 0.")
+    expected: int = Field(description="Label of the sample; without labels, the float model's prediction.")
+    first: int = Field(description="Prediction of the first job's quantized model.")
     second: int
 
 
@@ -76,13 +82,13 @@ class PairedMetric(BaseModel):
     name: str
     unit: str
     better: Literal["higher", "lower"]
-    drop: float = Field(description="So much worse is the other one, in the metric's unit; negative: better.")
+    drop: float = Field(description="How much worse the other job is, in the metric's unit; negative if it is better.")
     interval: Interval = Field(description="Of ``drop``.")
     p_value: float = Field(
         description="Chance of a difference as large if neither was better: by McNemar's exact test for top1, where "
         "the data has labels; by the paired bootstrap for other metrics."
     )
-    significant: bool = Field(description="Whether ``p_value`` is 0.05 or less.")
+    significant: bool = Field(description="True if ``p_value`` is 0.05 or less.")
 
 
 class ComparedPair(BaseModel):
@@ -91,23 +97,30 @@ class ComparedPair(BaseModel):
     first: str = Field(description="Id of the first job.")
     second: str
     measure: Literal["accuracy", "agreement"] | None = Field(
-        description="Right samples are those decided as labeled (accuracy) or as the float model decides (agreement)."
+        description="How predictions count as correct: they match the label (accuracy) or the float model's "
+        "prediction (agreement)."
     )
-    reason: str | None = Field(description="Why the two cannot be paired; null: they were.")
+    reason: str | None = Field(description="Why the two jobs cannot be compared sample by sample; null if they were.")
     drop_percent: float | None = Field(
-        default=None, description="What the first one's share of right samples is above the second's; in percent."
+        default=None,
+        description="Share of correct predictions of the first job minus that of the second, in percentage points.",
     )
     interval: Interval | None = Field(default=None, description="Of ``drop_percent``.")
     p_value: float | None = Field(
-        default=None, description="Chance of a difference as large as this if neither was better (McNemar, exact)."
+        default=None,
+        description="Probability of a difference at least this large if the two models were equally good (exact "
+        "McNemar test).",
     )
-    significant: bool | None = Field(default=None, description="Whether ``p_value`` is 0.05 or less.")
+    significant: bool | None = Field(default=None, description="True if ``p_value`` is 0.05 or less.")
     flips: Flips | None = None
     samples: int | None = None
-    flipped: tuple[SampleFlip, ...] = Field(default=(), description="In their order; at most ``flips=`` of them.")
-    flipped_more: int = Field(default=0, description="Flips that are not listed.")
+    flipped: tuple[SampleFlip, ...] = Field(
+        default=(), description="Prediction flips, ordered by sample; at most ``flips=`` of them."
+    )
+    flipped_more: int = Field(default=0, description="Number of prediction flips that are not listed.")
     metrics: tuple[PairedMetric, ...] = Field(
-        default=(), description="Those that both keep by sample, whether or not there is one class for each."
+        default=(),
+        description="Metrics for which both jobs store one value per sample, including metrics without classes.",
     )
 
 
@@ -116,8 +129,11 @@ class ComparedLayer(BaseModel):
 
     name: str
     op: str
-    sqnr_db: tuple[float | None, ...] = Field(description="One per job; null: in float, or not there.")
-    spread_db: float = Field(description="Largest less smallest.")
+    sqnr_db: tuple[float | None, ...] = Field(
+        description="SQNR of the layer in dB, one value per job; null if the job keeps the layer in float or does not "
+        "have it."
+    )
+    spread_db: float = Field(description="Difference between the highest and the lowest SQNR.")
 
 
 class Comparison(BaseModel):
@@ -125,6 +141,8 @@ class Comparison(BaseModel):
 
     jobs: tuple[ComparedJob, ...]
     config_differences: tuple[ConfigDifference, ...]
-    pairs: tuple[ComparedPair, ...] = Field(description="The first job against each other one.")
-    layers: tuple[ComparedLayer, ...] = Field(description=f"The {MOST_LAYERS} that differ most, the most first.")
-    layers_more: int = Field(description="Layers that differ, too, and are not listed.")
+    pairs: tuple[ComparedPair, ...] = Field(description="The first job compared with each of the other jobs.")
+    layers: tuple[ComparedLayer, ...] = Field(
+        description=f"The {MOST_LAYERS} layers that differ most, in descending order."
+    )
+    layers_more: int = Field(description="Number of further layers that differ and are not listed.")

@@ -8,11 +8,11 @@ from service.contracts.errors import QuantmillError
 
 
 class AddressError(QuantmillError, code="address-unavailable", title="The address cannot be listened on", status=500):
-    """The address cannot be listened on."""
+    """The service cannot listen on the address."""
 
 
 class DataDirInUseError(QuantmillError, code="data-dir-in-use", title="The data directory is in use", status=500):
-    """Another embedded service runs on this data directory."""
+    """Another local service is using this data directory."""
 
 
 class NoServiceDataError(QuantmillError, code="no-service-data", title="There is no service data", status=500):
@@ -22,13 +22,13 @@ class NoServiceDataError(QuantmillError, code="no-service-data", title="There is
 class DataDirNotEmptyError(
     QuantmillError, code="data-dir-not-empty", title="The data directory is not empty", status=500
 ):
-    """A backup is restored into an empty place only."""
+    """A backup can only be restored into an empty directory and database."""
 
 
 class BackupUnsupportedError(
     QuantmillError, code="backup-unsupported", title="This installation is backed up by other means", status=500
 ):
-    """What is to be copied, or to be put back, is not in one data directory."""
+    """The files to back up or restore are not in a single data directory."""
 
 
 class BackupPlaceError(QuantmillError, code="backup-place", title="The folder is none for a backup", status=500):
@@ -36,19 +36,19 @@ class BackupPlaceError(QuantmillError, code="backup-place", title="The folder is
 
 
 class BackupVersionError(QuantmillError, code="backup-version", title="The backup is of a newer version", status=500):
-    """The backup is of a version that this one does not know."""
+    """The backup was created by an unknown version."""
 
 
 class BackupDamagedError(QuantmillError, code="backup-damaged", title="The backup is damaged", status=500):
-    """The backup is not what was written."""
+    """The backup is damaged: its content differs from what was written."""
 
 
 class StartError(QuantmillError, code="start-failed", title="The service did not start", status=500):
-    """The service did not come up."""
+    """The service did not start."""
 
 
 class DemoError(QuantmillError, code="demo-failed", title="The demo failed", status=500):
-    """A step of the demo did not work."""
+    """A step of the demo failed."""
 
 
 class FileAccessError(QuantmillError, code="file-access", title="A file cannot be read or written", status=500):
@@ -64,7 +64,7 @@ class EngineMissingError(QuantmillError, code="engine-missing", title="The engin
 
 
 class SandboxIncompleteError(QuantmillError, code="sandbox-incomplete", title="The sandbox is incomplete", status=500):
-    """Controls that runners must have are not to be had here."""
+    """Required isolation of the runner is not available on this machine."""
 
 
 class InvalidSettingsError(QuantmillError, code="invalid-settings", title="A setting is not valid", status=500):
@@ -72,13 +72,13 @@ class InvalidSettingsError(QuantmillError, code="invalid-settings", title="A set
 
 
 class InvalidServerError(QuantmillError, code="invalid-server", title="The server's address is not valid", status=422):
-    """The address of a service is not spelled as one."""
+    """The service address is not a valid URL."""
 
 
 class ProvenanceError(
     QuantmillError, code="provenance-mismatch", title="The report is not that of the model", status=422
 ):
-    """A report belongs to another model."""
+    """The report belongs to a different model."""
 
 
 class ExitCode(IntEnum):

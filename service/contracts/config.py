@@ -149,13 +149,13 @@ class QuantizationConfig(Contract):
     preset: str = Field(default=DEFAULT_PRESET, description="Preset: named defaults for all fields left out.")
     target: TargetName = Field(default="onnxruntime_cpu", description="Runtime or hardware that will run the model.")
     target_options: dict[str, bool] = Field(
-        default_factory=dict, max_length=100, description="Rules of the target switched on or off, by name."
+        default_factory=dict, max_length=100, description="Rules of the target to switch on or off, by name."
     )
     mode: Mode = Field(
         default="static",
         description=(
-            "static: activations by calibrated ranges; dynamic: ranges taken at run time; weights_only: activations "
-            "stay float; float16: the whole model is converted."
+            "static: activation ranges from calibration; dynamic: activation ranges computed at run time; "
+            "weights_only: activations stay float; float16: the whole model is converted."
         ),
     )
     format: Literal["qdq", "qoperator"] = Field(

@@ -26,17 +26,17 @@ MAX_WAVEFORMS, WAVEFORM_COLUMNS, WAVEFORM_STEPS = 16, 120, 127
 
 
 class ClassCounts(Contract):
-    """Samples per class, exact."""
+    """Number of samples per class; exact."""
 
-    distinct: int = Field(description="Number of classes that have samples.")
-    fewest: int = Field(description="Samples of the smallest class that has any.")
-    most: int = Field(description="Samples of the largest class.")
+    distinct: int = Field(description="Number of classes with samples.")
+    fewest: int = Field(description="Number of samples in the smallest non-empty class.")
+    most: int = Field(description="Number of samples in the largest class.")
     numbers: tuple[int, ...] = Field(
         max_length=MAX_CLASSES,
-        description=f"Class numbers: all that have samples, ascending; of more than {MAX_CLASSES} classes only the "
-        f"{LARGEST_CLASSES} largest, the largest first.",
+        description=f"Indices of all classes with samples, ascending; with more than {MAX_CLASSES} classes, only the "
+        f"{LARGEST_CLASSES} largest, largest first.",
     )
-    counts: tuple[int, ...] = Field(max_length=MAX_CLASSES, description="Samples of each of `numbers`.")
+    counts: tuple[int, ...] = Field(max_length=MAX_CLASSES, description="Number of samples of each class in `numbers`.")
 
     @property
     def is_whole(self) -> bool:
@@ -45,17 +45,16 @@ class ClassCounts(Contract):
 
 
 class ValueProfile(Contract):
-    """The values of one array as it is stored: their range, and how often which values occur.
-
-    `minimum` and `maximum` are exact, but for integers beyond 2**53, which are rounded to 64-bit floats. `mean` and
-    `counts` are of `counted` values: all of them, or in large arrays every n-th of the whole array.
+    """Distribution of the stored values of one array. `minimum` and `maximum` are exact, except for integers beyond
+    2**53, which are rounded to 64-bit floats. `mean` and `counts` cover `counted` values: all values, or every n-th
+    value of a large array.
     """
 
     minimum: float
     maximum: float
     mean: float
-    values: int = Field(description="Values in the array.")
-    counted: int = Field(description="Values that `mean` and `counts` are of.")
+    values: int = Field(description="Number of values in the array.")
+    counted: int = Field(description="Number of values that `mean` and `counts` cover.")
     low: float = Field(description="Left edge of the first bin.")
     high: float = Field(description="Right edge of the last bin.")
     counts: tuple[int, ...] = Field(
@@ -76,17 +75,19 @@ class ValueProfile(Contract):
 
 
 class Waveform(Contract):
-    """One sound: its least and greatest value in columns of equal time."""
+    """Waveform of one sound: the lowest and highest value per column; all columns have the same duration."""
 
-    number: int = Field(description="Of the sample.")
-    length: int = Field(description="Samples of the sound.")
+    number: int = Field(description="Index of the sample.")
+    length: int = Field(description="Length of the sound in audio samples.")
     minimum: float
     maximum: float
     lows: tuple[int, ...] = Field(
         max_length=WAVEFORM_COLUMNS,
-        description=f"Least value of each column, in {WAVEFORM_STEPS}ths of the sound's greatest magnitude.",
+        description=f"Lowest value of each column; {WAVEFORM_STEPS} is the sound's maximum magnitude.",
     )
-    highs: tuple[int, ...] = Field(max_length=WAVEFORM_COLUMNS, description="Greatest value of each column, likewise.")
+    highs: tuple[int, ...] = Field(
+        max_length=WAVEFORM_COLUMNS, description="Highest value of each column, on the same scale."
+    )
 
     @property
     def peak(self) -> float:
@@ -95,23 +96,26 @@ class Waveform(Contract):
 
 
 class Waveforms(Contract):
-    """Some sounds, evenly from the whole dataset."""
+    """Waveforms of some sounds, evenly spaced over the dataset."""
 
-    array: str = Field(description="That they come from.")
+    array: str = Field(description="Array that contains the sounds.")
     sample_rate_hz: int | None = Field(default=None, description="Null where the file does not say.")
-    full_scale: float | None = Field(default=None, description="Value of the loudest possible sound; null: not known.")
+    full_scale: float | None = Field(default=None, description="Value of the loudest possible sound; null if unknown.")
     samples: tuple[Waveform, ...] = Field(max_length=MAX_WAVEFORMS)
 
 
 class DataProfile(Contract):
-    """Figures of a dataset's content. All are told by the pass that validates the data, which reads it once."""
+    """Statistics of a dataset's content, computed in the single pass that validates the data."""
 
-    classes: ClassCounts | None = Field(default=None, description="Null without class numbers.")
+    classes: ClassCounts | None = Field(
+        default=None, description="Samples per class; null if the labels are not class indices."
+    )
     values: dict[str, ValueProfile] = Field(
         default_factory=dict,
-        description=f"By name of the array: the first {MAX_PROFILED_ARRAYS}, and labels that are no class numbers.",
+        description=f"Value profiles by array name: the first {MAX_PROFILED_ARRAYS} arrays, and labels other than "
+        "class indices.",
     )
-    waveforms: Waveforms | None = Field(default=None, description="Null without sounds.")
+    waveforms: Waveforms | None = Field(default=None, description="Waveforms; null for data without sounds.")
 
 
 DEFAULT_LABELS = "labels"
@@ -124,25 +128,28 @@ FileFormat = Literal[ArrayFormat, ArchiveKind]
 
 
 class InputSpec(Contract):
-    """How one stored array becomes one model input: layout and order of channels, then ``(x * scale - mean) / std``.
+    """How a stored array becomes a model input: layout and channel order, then ``(x * scale - mean) / std``.
 
-    An array of the input's rank is cut along its first axis into batches. An array with one axis more holds whole
-    inputs: each sample is fed as it is (for states, scalars and other inputs without a batch axis). The same holds for
-    samples that are stored one by one: those with the input's number of axes are whole inputs, those with one axis less
-    make up batches with their neighbours of the same shape.
+    An array of the input's rank is split along its first axis into batches. An array with one more axis contains
+    complete inputs: each sample is passed unchanged (for states, scalars and other inputs without a batch axis). The
+    same applies to samples stored one by one: samples with the input's rank are complete inputs; samples with one axis
+    less are batched with adjacent samples of the same shape.
     """
 
-    array: str | None = Field(default=None, description="Name of the stored array; default: the input's own name.")
+    array: str | None = Field(default=None, description="Name of the stored array; default: the name of the input.")
     layout: Literal["NHWC", "NCHW", "NHW"] | None = Field(
-        default=None, description="Layout of the stored images; none for other data."
+        default=None, description="Layout of the stored images; null for other data."
     )
     model_layout: Literal["NCHW", "NHWC"] = Field(default="NCHW", description="Layout of the model's input.")
     channel_order: Literal["rgb", "bgr"] = Field(
         default="rgb",
-        description="bgr: the three channels are fed in the other order than they are stored in, pictures of an "
-        "archive as BGR; `mean` and `std` are those of the order that is fed. Takes a layout with channels.",
+        description="Channel order of the model input. bgr reverses the stored order of the three channels (pictures "
+        "in archives are RGB); `mean` and `std` then apply to the reversed order. Requires a layout with "
+        "channels.",
     )
-    scale: float = Field(default=1.0, description="Multiplied first, 1/255 = 0.00392156862745098 for 8-bit images.")
+    scale: float = Field(
+        default=1.0, description="Factor, applied before mean and std: 1/255 = 0.00392156862745098 for 8-bit images."
+    )
     mean: tuple[float, ...] = Field(
         default=(0.0,), min_length=1, max_length=4096, description="One value, or one per channel."
     )
@@ -175,9 +182,8 @@ class InputSpec(Contract):
 
 
 class PreprocessingSpec(Contract):
-    """How a dataset's arrays become model inputs and labels; the files of an archive become arrays first.
-
-    In place of the object the name of a spec is taken, such as "imagenet_torchvision".
+    """How the arrays of a dataset become model inputs and labels; the files of an archive are converted to arrays
+    first. The name of a spec, such as "imagenet_torchvision", can be used instead of an object.
     """
 
     inputs: dict[str, InputSpec] = Field(
@@ -194,7 +200,7 @@ class PreprocessingSpec(Contract):
         ),
     )
     pictures: PictureSpec | None = Field(
-        default=None, description="How an archive of pictures becomes the array `images`; default: as they are."
+        default=None, description="How the pictures of an archive become the array `images`; default: unchanged."
     )
     sounds: SoundSpec | None = Field(
         default=None, description="How an archive of sounds becomes the array `sounds`; required for sounds."
@@ -214,15 +220,17 @@ PREPROCESSING_NAMES = f"{', '.join(PLAIN_NAMES)} (each also with ':NHWC' or ':BG
 
 
 class ArraySummary(Contract):
-    """A stored array: numpy dtype name and shape, first axis = samples."""
+    """A stored array: numpy dtype and shape; the first axis is the samples."""
 
     dtype: str
     shape: tuple[int | None, ...] = Field(description="Null for an axis whose length differs between samples.")
     shortest: tuple[int, ...] | None = Field(
         default=None,
-        description="Least length of each axis of a sample, where samples differ in shape; null: they do not.",
+        description="Minimum length of each axis of a sample; null if all samples have the same shape.",
     )
-    longest: tuple[int, ...] | None = Field(default=None, description="Greatest length of each axis, likewise.")
+    longest: tuple[int, ...] | None = Field(
+        default=None, description="Maximum length of each axis of a sample; null if all samples have the same shape."
+    )
 
 
 # What a reader of a dataset, a run or a report has to know where there are no labels.
@@ -232,12 +240,16 @@ UNLABELLED = -1
 
 
 class LabelSummary(Contract):
-    """The label array: class numbers in [minimum, maximum], or whatever else a declared metric takes."""
+    """The label array: class indices in [minimum, maximum], or any other labels of a declared metric."""
 
     array: str
     count: int
-    minimum: int | None = Field(default=None, description="Null for labels that are no class numbers [samples].")
-    maximum: int | None = Field(default=None, description="Null for labels that are no class numbers [samples].")
+    minimum: int | None = Field(
+        default=None, description="Lowest class index; null if labels are not class indices of shape [samples]."
+    )
+    maximum: int | None = Field(
+        default=None, description="Highest class index; null if labels are not class indices of shape [samples]."
+    )
     unlabelled: int = Field(default=0, description="Samples whose class number is -1: they have no label.")
     dtype: str | None = Field(
         default=None, description="As stored; null in older records, which contain class numbers."
@@ -278,28 +290,34 @@ def label_notes(labels: LabelSummary | None) -> tuple[str, ...]:
 
 
 class MediaSummary(Contract):
-    """The files of an archive of pictures or sounds, as they were before anything was done to them."""
+    """The original files of an archive of pictures or sounds, before preprocessing."""
 
     archive: ArchiveKind
-    codecs: dict[str, int] = Field(description="Number of files by their format: JPEG, PNG, WEBP, BMP, WAV.")
+    codecs: dict[str, int] = Field(description="Number of files per format: JPEG, PNG, WEBP, BMP, WAV.")
     classes: tuple[str, ...] | None = Field(
         default=None,
-        description="Names of the classes, by class number; null where numbers were given, and in lists.",
+        description="Class names, ordered by class index; null if the labels were given as numbers, and in lists.",
     )
-    smallest: tuple[int, ...] = Field(description="Height and width of the picture with the fewest pixels; samples.")
-    largest: tuple[int, ...] = Field(description="Height and width of the picture with the most pixels; samples.")
+    smallest: tuple[int, ...] = Field(
+        description="Height and width of the picture with the fewest pixels; for sounds, the smallest number of audio "
+        "samples."
+    )
+    largest: tuple[int, ...] = Field(
+        description="Height and width of the picture with the most pixels; for sounds, the largest number of audio "
+        "samples."
+    )
 
 
 class Thumbnails(Contract):
-    """A sheet of small pictures, for people: PNG."""
+    """A contact sheet of thumbnails (PNG)."""
 
-    file: str = Field(description="File name within the folder it was written to.")
+    file: str = Field(description="File name in the output folder.")
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     size_bytes: int
 
 
 class DatasetSummary(Contract):
-    """What validation found in a dataset. ``arrays`` leaves the labels out."""
+    """Validation result of a dataset. ``arrays`` does not include the labels."""
 
     format: Literal["npz", "safetensors", "pictures", "sounds"]
     samples: int
@@ -308,14 +326,16 @@ class DatasetSummary(Contract):
     preprocessing: PreprocessingSpec = Field(default_factory=PreprocessingSpec)
     size_bytes: int
     sha256: str
-    media: MediaSummary | None = Field(default=None, description="Of archives of pictures or sounds.")
-    thumbnails: Thumbnails | None = Field(default=None, description="Of pictures, once validated by the service.")
+    media: MediaSummary | None = Field(default=None, description="Only for archives of pictures or sounds.")
+    thumbnails: Thumbnails | None = Field(
+        default=None, description="Only for pictures, after the service has validated them."
+    )
     notes: tuple[str, ...] = Field(
         default=(), description="What to know before a job runs, such as missing or one-hot labels."
     )
     arrays_left_out: int = Field(default=0, description="Arrays beyond the first 100, which lists leave out.")
     profile: DataProfile | None = Field(
-        default=None, description="Figures of the content, for people; null in older records, and in lists."
+        default=None, description="Statistics of the content; null in older records and in lists."
     )
 
     def outline(self) -> DatasetSummary:
@@ -349,9 +369,8 @@ _Axis = Annotated[int, Field(ge=0, le=2**31)]
 
 
 class RandomCalibration(Contract):
-    """Uniform random inputs, for trying what a quantization makes of a model's structure, size and speed.
-
-    Ranges taken from them are not those of real data, so that nothing follows for accuracy. Drawn from the config's
+    """Uniform random inputs, to try out the structure, size and speed of a quantized model. Ranges calibrated on them
+    differ from those of real data, so the result shows nothing about accuracy. The inputs are drawn with the config's
     seed: the same config gives the same inputs.
     """
 
@@ -359,11 +378,12 @@ class RandomCalibration(Contract):
     shapes: dict[str, tuple[_Axis, ...]] = Field(
         default_factory=dict,
         max_length=1000,
-        description="Whole shape of an input, by name. Default: the model's own; free axes after the first are of "
-        "sizes that names and types suggest and the model runs on, and masks are then ones.",
+        description="Full shape of an input, by name. Default: the shape in the model. Dynamic axes after the first "
+        "get sizes that fit their names and types and on which the model runs; masks are then filled with "
+        "ones.",
     )
     ranges: dict[str, TensorRange] = Field(
         default_factory=dict,
         max_length=1000,
-        description="Range of an input's values by name, ends included; default: 0 to 1, for integers too.",
+        description="Range of an input's values by name, both ends included; default: 0 to 1, also for integers.",
     )

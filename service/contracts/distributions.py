@@ -81,7 +81,7 @@ _SHARE_ROUNDS = 100
 
 
 class Pairs(NamedTuple):
-    """Samples by what two models make of them."""
+    """Samples grouped by the predictions of two models."""
 
     lost: int  # right in the first model alone
     won: int  # right in the second model alone

@@ -24,7 +24,7 @@ class FieldProblem(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    pointer: str = Field(description="JSON pointer (RFC 6901) into the request's document, '' for the whole of it.")
+    pointer: str = Field(description="JSON pointer (RFC 6901) into the request document; '' is the whole document.")
     code: str
     message: str
     where: dict[InputPlace, str] | None = Field(
@@ -48,7 +48,7 @@ def relocated(problems: Sequence[FieldProblem], place: Callable[[str], str]) -> 
 
 
 class Problem(BaseModel):
-    """RFC 9457 problem object, as sent over HTTP and as stored with a failed job or a rejected model or dataset."""
+    """RFC 9457 problem object, as returned over HTTP and stored with failed jobs and rejected models and datasets."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -60,7 +60,7 @@ class Problem(BaseModel):
     instance: str | None = None
     request_id: str | None = None
     hint: str | None = Field(default=None, description="What to do next.")
-    where: dict[str, Any] = Field(default_factory=dict, description="Node, tensor, field or byte offset concerned.")
+    where: dict[str, Any] = Field(default_factory=dict, description="Node, tensor, field or byte offset of the error.")
     errors: tuple[FieldProblem, ...] = ()
 
 
@@ -142,13 +142,13 @@ class QuantmillError(Exception):
 
 
 class InvalidRequestError(QuantmillError, code="invalid-request", title="The request is not valid", status=422):
-    """The request does not fit its schema."""
+    """The request does not match its schema."""
 
 
 class InvalidConfigError(
     QuantmillError, code="invalid-config", title="The quantization config is not valid", status=422
 ):
-    """The quantization config is not valid: an unknown key, a value out of bounds, or a contradiction."""
+    """The quantization config is not valid: it has an unknown key, a value out of bounds, or a contradiction."""
 
 
 class ModelError(QuantmillError, code="invalid-model", title="The model cannot be used", status=422):
@@ -156,41 +156,43 @@ class ModelError(QuantmillError, code="invalid-model", title="The model cannot b
 
 
 class NotOnnxError(ModelError, code="not-onnx", title="The file is not an ONNX model"):
-    """The bytes are not an ONNX model (or are cut short)."""
+    """The file is not an ONNX model, or it is truncated."""
 
 
 class ExternalDataError(ModelError, code="external-data", title="The model's external data cannot be used"):
-    """External data is missing, too short, or named by a path that leaves the model's folder."""
+    """External data is missing, too short, or has a path outside the model's folder."""
 
 
 class UnsupportedModelError(ModelError, code="unsupported-model", title="The model is not supported"):
-    """A valid ONNX model that this service or its runtime cannot execute; names the node."""
+    """The ONNX model is valid, but the service or its runtime cannot execute it; the error names the node."""
 
 
 class TooComplexError(UnsupportedModelError, code="too-complex", title="The file is too complex"):
-    """What was uploaded holds more than may be looked into, or takes more time or memory; names the limit."""
+    """The upload exceeds a limit of size, time or memory during validation; the error names the limit."""
 
 
 class NotDifferentiableError(UnsupportedModelError, code="not-differentiable", title="The network cannot be trained"):
-    """An operator between the parameters and the loss of a training has no derivative here; names the node."""
+    """An operator between the parameters and the training loss has no gradient implementation; the error names the
+    node.
+    """
 
 
 class AlreadyQuantizedError(ModelError, code="already-quantized", title="The model is already quantized"):
-    """The model already holds quantized operators."""
+    """The model already contains quantized operators."""
 
 
 class StateError(ModelError, code="state-mismatch", title="The weights do not fit the graph"):
-    """The new weights do not fit the model whose graph they are to fill; every offending tensor is named."""
+    """The new weights do not match the graph of the skeleton model; the error lists every mismatched tensor."""
 
 
 class ProgramError(ModelError, code="program-not-exportable", title="The exported program cannot become an ONNX model"):
-    """The file is no archive of torch.export, or what it holds cannot become an ONNX model."""
+    """The file is not a torch.export archive, or its program cannot be converted to ONNX."""
 
 
 class Pt2NotAllowedError(
     ModelError, code="pt2-not-allowed", title="Archives of torch.export are not accepted", status=403
 ):
-    """Archives of torch.export are not accepted here: reading one runs code of whoever wrote it."""
+    """This service does not accept torch.export archives: loading one can execute code from its author."""
 
     def __init__(self, *, pointer: str | None = None) -> None:
         super().__init__(
@@ -207,19 +209,21 @@ class DatasetError(QuantmillError, code="invalid-dataset", title="The dataset ca
 
 
 class CalibrationMissingError(DatasetError, code="calibration-missing", title="There is no calibration data"):
-    """No calibration data is given, and random data was not asked for."""
+    """No calibration data was given, and random data was not requested."""
 
 
 class DatasetFormatError(DatasetError, code="dataset-format", title="The file is not a usable dataset"):
-    """The bytes are not a dataset: empty, cut short, damaged, pickled, or an archive with hostile entries."""
+    """The file is not a valid dataset: empty, truncated, damaged or pickled, or an archive with unsafe entries."""
 
 
 class DatasetArraysError(DatasetError, code="dataset-arrays", title="The dataset's arrays cannot be used"):
-    """An array of the dataset cannot be used: missing, of an unsupported dtype, or of another length than the rest."""
+    """An array of the dataset cannot be used: it is missing, has an unsupported dtype, or differs in length from the
+    others.
+    """
 
 
 class DatasetLabelsError(DatasetError, code="dataset-labels", title="The dataset's labels cannot be used"):
-    """The label array is missing, not integer, of the wrong length, or negative."""
+    """The label array is missing, not of integers, of the wrong length, or contains negative values."""
 
 
 class EmptyDatasetError(DatasetError, code="dataset-empty", title="The dataset is empty"):
@@ -227,11 +231,11 @@ class EmptyDatasetError(DatasetError, code="dataset-empty", title="The dataset i
 
 
 class DatasetMismatchError(DatasetError, code="dataset-mismatch", title="The dataset does not match the model"):
-    """The dataset does not fit the model: names, dtypes, ranks, shapes or label range."""
+    """The dataset does not match the model: names, dtypes, ranks, shapes or label range."""
 
 
 class NonFiniteDataError(DatasetError, code="non-finite-data", title="The data holds NaN or Inf"):
-    """The data holds NaN or Inf."""
+    """The data contains NaN or Inf."""
 
 
 class CanceledError(QuantmillError, code="canceled", title="The job was canceled", status=409):
@@ -239,24 +243,24 @@ class CanceledError(QuantmillError, code="canceled", title="The job was canceled
 
 
 class InterruptedRunError(CanceledError, code="interrupted", title="The run was interrupted"):
-    """The worker shuts down: the attempt ends early and is not charged."""
+    """The worker is shutting down: the attempt ends early and is not charged."""
 
 
 class PoisonError(QuantmillError, code="poison", title="The job crashes its runner", status=500):
-    """Every attempt crashed the runner process."""
+    """The runner process crashed in every attempt."""
 
 
 class StalledError(QuantmillError, code="stalled", title="The job has stalled", status=500):
-    """The runner showed no progress for too long."""
+    """The runner made no progress for too long."""
 
 
 class ResourceLimitError(QuantmillError, code="resource-limit", title="A resource limit was reached", status=413):
-    """The job needs more memory, time or disk than its limit."""
+    """The job exceeded its limit of memory, time or disk."""
 
 
 class EngineError(QuantmillError, code="engine-error", title="The engine failed", status=500):
-    """The engine failed on a valid input: a fault of ours, or of the runtime."""
+    """The engine failed on a valid input: a bug in the engine or in the runtime."""
 
 
 class DeviceNotThereError(EngineError, code="device-not-there", title="The device is not there", status=422):
-    """The config asks for a GPU that the machine does not have, or that the libraries cannot use."""
+    """The config requires a GPU, but the machine has none or the libraries cannot use it."""

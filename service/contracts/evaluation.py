@@ -33,20 +33,22 @@ class Gate(Contract):
         min_length=1,
         max_length=64,
         description=(
-            "The metric that max_drop, min_value and max_value judge: the name of a declared one, or top1_agreement; "
-            "top1 or top5 where none is declared. Default: the first declared one, or top1."
+            "Metric for max_drop, min_value and max_value: the name of a declared metric, or top1_agreement; "
+            "top1 or top5 if no metric is declared. Default: the first declared metric, or top1."
         ),
     )
     max_drop: float | None = Field(
         default=None,
         ge=0,
-        description="Largest accepted change of the metric for the worse, in its own unit: points for percent.",
+        description="Maximum drop of the metric, in its own unit: points for percentages.",
     )
-    min_value: float | None = Field(default=None, description="Smallest accepted value, where higher is better.")
-    max_value: float | None = Field(default=None, description="Largest accepted value, where lower is better.")
-    min_sqnr_db: float | None = Field(default=None, description="Smallest accepted output SQNR, in dB.")
+    min_value: float | None = Field(default=None, description="Minimum value, for metrics where higher is better.")
+    max_value: float | None = Field(default=None, description="Maximum value, for metrics where lower is better.")
+    min_sqnr_db: float | None = Field(default=None, description="Minimum SQNR of the outputs, in dB.")
     max_size_bytes: int | None = Field(default=None, ge=1)
-    max_latency_ratio: float | None = Field(default=None, gt=0, description="Largest accepted quantized/float latency.")
+    max_latency_ratio: float | None = Field(
+        default=None, gt=0, description="Maximum ratio of quantized to float latency."
+    )
     sanity: bool = Field(
         default=True,
         description="Sanity check: fail a collapsed model, with or without other conditions. Collapsed: more than "
@@ -65,7 +67,7 @@ class Gate(Contract):
         ),
     )
     on_undecided: Literal["undecided", "fail"] = Field(
-        default="undecided", description="The verdict where a condition is undecided and none is broken."
+        default="undecided", description="Verdict if a condition is undecided and no condition fails."
     )
 
     on_fail: Literal["report", "fallback"] = Field(
@@ -96,22 +98,23 @@ class Gate(Contract):
 
 
 class EvaluationSpec(Contract):
-    """What is measured after quantization and what decides the verdict."""
+    """What is measured after quantization, and the gate that decides the verdict."""
 
     metrics: tuple[Metric, ...] = Field(
         default=(),
         max_length=MAX_METRICS,
-        description="What is measured; if empty, top1 and top5 of the first output where the labels are its classes.",
+        description="Metrics to compute; if empty, top1 and top5 of the first output, provided that the labels are "
+        "its classes.",
     )
     gate: Gate = Field(default_factory=Gate)
-    layer_samples: int = Field(default=16, ge=1, le=1024, description="Samples used for the per-layer SQNR.")
+    layer_samples: int = Field(default=16, ge=1, le=1024, description="Number of samples for the per-layer SQNR.")
     latency_runs: int = Field(
         default=20,
         ge=1,
         le=1000,
         description=(
-            "Least number of timed runs of either model, taken in turn; 8 at least. Up to ten times as many, for a few "
-            "seconds, where the interval of the ratio is wide."
+            "Minimum number of timed runs per model, run alternately; at least 8. If the interval of the "
+            "ratio is wide, up to ten times as many runs are timed, for a few seconds."
         ),
     )
     advice_seconds: float = Field(

@@ -35,7 +35,7 @@ _COMPARING_CLAUSES = ("max_drop", "min_sqnr_db", "max_latency_ratio")
 
 
 class EvaluatedModel(ModelFigures):
-    """Figures of the model that was measured."""
+    """Figures of the measured model."""
 
     provenance: Provenance | None = Field(
         default=None, description="Provenance from the model's file, as the file says it; null: it has none."
@@ -43,18 +43,20 @@ class EvaluatedModel(ModelFigures):
 
 
 class EvaluatedMetric(Contract):
-    """One metric of the model; what compares is there with a reference only."""
+    """One metric of the model; comparison fields are present only with a reference."""
 
     name: str
     kind: str
-    unit: str = Field(description="'%', 'dB', 'nats'; empty for none.")
+    unit: str = Field(description="Unit, such as '%', 'dB' or 'nats'; empty if the metric has none.")
     better: Literal["higher", "lower"]
-    value: float | None = Field(description="Of the model; null: undefined.")
-    interval: Interval | None = Field(default=None, description="Of the value.")
+    value: float | None = Field(description="Value of the model; null if undefined.")
+    interval: Interval | None = Field(default=None, description="Confidence interval of the value.")
     samples: int | None = None
     reference_value: float | None = None
     reference_interval: Interval | None = None
-    drop: float | None = Field(default=None, description="Change for the worse; negative: better than the reference.")
+    drop: float | None = Field(
+        default=None, description="Drop compared with the reference; negative if the model is better."
+    )
     drop_interval: Interval | None = None
     p_value: float | None = None
     flips: Flips | None = None
@@ -91,7 +93,7 @@ class EvaluationManifest(Contract):
 
 
 class EvaluationReport(Brief, Contract):
-    """What an evaluation has found."""
+    """Result of an evaluation."""
 
     schema_version: Literal[1] = 1
     kind: Literal["evaluation"] = "evaluation"
@@ -100,9 +102,11 @@ class EvaluationReport(Brief, Contract):
     samples: int
     model: EvaluatedModel
     reference: ModelFigures | None = None
-    metrics: tuple[EvaluatedMetric, ...] = Field(default=(), description="In the order declared.")
-    fidelity: Fidelity | None = Field(default=None, description="Distance from the reference.")
-    latency: LatencyFigures | None = Field(default=None, description="Of model (quantized) and reference (float).")
+    metrics: tuple[EvaluatedMetric, ...] = Field(default=(), description="Metrics in the order of the config.")
+    fidelity: Fidelity | None = Field(default=None, description="Fidelity to the reference.")
+    latency: LatencyFigures | None = Field(
+        default=None, description="Latency of the model (quantized) and the reference (float)."
+    )
     stages: tuple[StageFigures, ...] = ()
     manifest: EvaluationManifest
 
@@ -182,7 +186,9 @@ class OutlinedMetric(Contract):
     unit: str
     float_: float | None = Field(alias="float", serialization_alias="float")
     quantized: float | None
-    drop: float | None = Field(description="Change for the worse; negative: better than float.")
+    drop: float | None = Field(
+        description="Drop compared with the float model; negative if the quantized model is better."
+    )
     significant: bool | None = Field(
         default=None, description="Whether the change is more than chance; null: not tested."
     )
@@ -204,14 +210,18 @@ class OutlinedMetric(Contract):
 
 
 class ReportOutline(Contract):
-    """The figures of a report by which jobs are told from each other."""
+    """Main figures of a report, for lists and comparisons."""
 
     metrics: tuple[OutlinedMetric, ...] = Field(description="The first metrics, in the order declared.")
     sqnr_db: float | None
     top1_agreement: float | None
-    float_size_bytes: int | None = Field(description="Null: of an evaluation without a reference model.")
+    float_size_bytes: int | None = Field(
+        description="Size of the float model; null for an evaluation without a reference model."
+    )
     quantized_size_bytes: int
-    latency_ratio: float | None = Field(description="Quantized over float; null: not timed.")
+    latency_ratio: float | None = Field(
+        description="Quantized latency divided by float latency; null if latency was not measured."
+    )
     latency_significant: bool | None = Field(
         default=None, description="Whether one model is known to be faster; null: not timed, or not known."
     )

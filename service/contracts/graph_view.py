@@ -36,30 +36,33 @@ class TensorGrid(Contract):
 
 
 class GraphTensor(Contract):
-    """What a node makes or reads."""
+    """An input or output of a node."""
 
     name: Name
-    dtype: Name | None = Field(default=None, description="Such as float32; null: unknown.")
+    dtype: Name | None = Field(default=None, description="Data type, such as float32; null if unknown.")
     shape: tuple[int | Name | None, ...] | None = Field(
         default=None,
         max_length=MOST_DIMENSIONS,
-        description="A number, the name of an open dimension, or null for one without a name; null: unknown.",
+        description="Axes: a number, the name of a dynamic axis, or null for an unnamed one. Null if the shape is "
+        "unknown.",
     )
-    constant: bool = Field(default=False, description="Whether it is stored in the model.")
+    constant: bool = Field(default=False, description="True if the value is stored in the model.")
     grid: TensorGrid | None = Field(
         default=None, description="Null: no Q/DQ pair, or the file is of an older release, which kept none."
     )
 
 
 class GraphNode(Contract):
-    """A node of the graph or of a sub-graph; tensors are told by their place in the list of tensors."""
+    """A node of the graph or of a subgraph; tensors are referenced by their index in the list of tensors."""
 
     name: Name
     op: Name
     modules: tuple[Name, ...] = Field(
         default=(), max_length=MOST_MODULES, description="PyTorch modules that contain it, outermost first."
     )
-    inputs: tuple[int | None, ...] = Field(default=(), description="Null: an input that is left out.")
+    inputs: tuple[int | None, ...] = Field(
+        default=(), description="Indices of the input tensors; null for an omitted optional input."
+    )
     outputs: tuple[int, ...] = ()
     inside: Name | None = Field(default=None, description="The node whose sub-graph contains it; null: the main graph.")
 
@@ -70,7 +73,7 @@ class GraphView(Contract):
     Nodes are in topological order, those of sub-graphs after the node that contains them.
     """
 
-    inputs: tuple[int, ...] = Field(default=(), description="Places of the graph's inputs among the tensors.")
+    inputs: tuple[int, ...] = Field(default=(), description="Indices of the graph's inputs in the list of tensors.")
     outputs: tuple[int, ...] = ()
     tensors: tuple[GraphTensor, ...] = ()
     nodes: tuple[GraphNode, ...] = Field(default=(), max_length=MOST_NODES)
@@ -82,7 +85,7 @@ class GraphView(Contract):
 
 
 class GraphUnreadableError(ValueError):
-    """A file is no graph, or not one that the engine writes."""
+    """The file is not a graph in the format of the engine."""
 
 
 def read_graph(data: bytes) -> GraphView:
@@ -115,33 +118,35 @@ def cut_name(text: str) -> str:
 
 
 class NodeInspection(Contract):
-    """What becomes of one node."""
+    """How one node would be quantized."""
 
-    name: str = Field(description="As uploaded, where it had a name.")
-    op: str = Field(description="As uploaded.")
+    name: str = Field(description="Name in the uploaded model, if the node had one there.")
+    op: str = Field(description="Operator type in the uploaded model.")
     quantized: bool = Field(description="Whether it will be quantized; with an activation_reason, only its weight.")
-    reason: str | None = Field(description="Why it stays in float; for a quantized node, what it is replaced by.")
+    reason: str | None = Field(description="Why the node stays in float; for a quantized node, what replaces it.")
     reason_code: str | None = Field(
-        default=None, description="Stable code of why it stays in float; docs/reasons.md lists them."
+        default=None, description="Stable code of the reason for staying in float; docs/reasons.md lists all codes."
     )
     activation_reason: str | None = Field(
-        default=None, description="Why its activations stay in float though its weight is quantized."
+        default=None, description="Why the activations stay in float although the weight is quantized."
     )
     activation_reason_code: str | None = None
-    hint: str | None = Field(description="What would help, or why nothing needs to.")
-    by_design: bool = Field(default=False, description="It is best left in float: nothing needs to be helped.")
+    hint: str | None = Field(description="What would help, or why no change is needed.")
+    by_design: bool = Field(
+        default=False, description="True if the node stays in float by design: no change is needed."
+    )
 
 
 class Inspection(Contract):
-    """What would become of every node of a prepared model."""
+    """How every node of a prepared model would be quantized."""
 
     schema_version: Literal[1] = 1
     target: TargetName
     mode: Mode
     model_sha256: str
     engine_version: str
-    summary: str = Field(description="One sentence.")
+    summary: str = Field(description="Summary in one sentence.")
     node_count: int
     quantized_count: int
-    nodes: tuple[NodeInspection, ...] = Field(description="In the order of the prepared network.")
+    nodes: tuple[NodeInspection, ...] = Field(description="Nodes in the order of the prepared network.")
     notes: tuple[str, ...] = ()

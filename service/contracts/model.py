@@ -25,12 +25,12 @@ MOST_MATRIX_KINDS = 256
 
 
 class MatrixKind(Contract):
-    """Linear layers of one shape."""
+    """Linear layers of the same shape."""
 
     groups: int
-    outputs: int = Field(description="Per group.")
-    inputs: int = Field(description="Per group.")
-    count: int = Field(description="Layers of this shape.")
+    outputs: int = Field(description="Outputs per group.")
+    inputs: int = Field(description="Inputs per group.")
+    count: int = Field(description="Number of layers of this shape.")
 
     @property
     def elements(self) -> int:
@@ -39,30 +39,30 @@ class MatrixKind(Contract):
 
 
 class ForwardPass(Contract):
-    """One run of the float model on made-up inputs, timed when it was validated."""
+    """One run of the float model on generated inputs, timed during validation."""
 
-    seconds: float = Field(description="Of the whole run.")
-    samples: int = Field(description="That it was given at a time.")
-    elements: int = Field(description="Of the largest input, per sample.")
+    seconds: float = Field(description="Duration of the run.")
+    samples: int = Field(description="Batch size.")
+    elements: int = Field(description="Elements per sample of the largest input.")
     threads: int
 
 
 class Work(Contract):
-    """What a network computes for one sample. An axis without a size counts as 64, a first one as 1."""
+    """Computation of a network for one sample. A dynamic axis counts as 64, a dynamic first axis as 1."""
 
-    multiply_adds: int = Field(description="Of products: convolutions, matrices, recurrent layers.")
-    activation_bytes: int = Field(description="Of all results together, in float32.")
+    multiply_adds: int = Field(description="Multiply-adds of convolutions, matrix products and recurrent layers.")
+    activation_bytes: int = Field(description="Bytes of all activations together, in float32.")
     largest_activation_bytes: int
-    nodes: int = Field(description="Once prepared.")
+    nodes: int = Field(description="Number of nodes after preparation.")
     matrices: tuple[MatrixKind, ...] = Field(description="Linear layers with constant weights.")
     forward: ForwardPass | None = Field(
         default=None,
-        description="Null where the model was too large for a quick try, or does not run on made-up inputs.",
+        description="Null if the model is too large for a quick run, or does not run on generated inputs.",
     )
 
 
 class TensorInfo(Contract):
-    """A model input or output. A dynamic axis is given by its name, or None where it has none."""
+    """A model input or output. A dynamic axis is its name, or null if it has none."""
 
     name: str
     dtype: str
@@ -70,8 +70,8 @@ class TensorInfo(Contract):
 
 
 class ModelSummary(Contract):
-    """Facts of an accepted model. ``dtype`` words are numpy's (float32, int64, bfloat16 ...); 'other' for sequences
-    and maps.
+    """Summary of a validated model. ``dtype`` values are those of numpy (float32, int64, bfloat16 ...); 'other' for
+    sequences and maps.
     """
 
     ir_version: int
@@ -87,19 +87,19 @@ class ModelSummary(Contract):
     node_names: tuple[str, ...] | None = Field(
         default=None,
         description=(
-            "Names by which include and exclude may call nodes: those of the uploaded model, then those that "
-            "preparation gives. Null if there are more than 20,000, in older records and in lists of models."
+            "Node names that include and exclude accept: names in the uploaded model, then names assigned by "
+            "preparation. Null if there are more than 20,000, in older records and in lists of models."
         ),
     )
     prepared_op_types: tuple[str, ...] | None = Field(
-        default=None, description="Operators that only preparation brings in, such as Gemm for MatMul and Add."
+        default=None, description="Operator types that only preparation introduces, such as Gemm for MatMul and Add."
     )
 
     notes: tuple[str, ...] = Field(
         default=(), description="What to know before a job runs, such as that the model is already quantized."
     )
     work: Work | None = Field(
-        default=None, description="Null where shapes are unknown, in older records and in lists of models."
+        default=None, description="Null if shapes are unknown, in older records and in lists of models."
     )
 
     def outline(self) -> ModelSummary:

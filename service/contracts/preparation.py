@@ -13,7 +13,7 @@ from service.contracts.model import TensorInfo
 
 
 class PreparationSpec(Contract):
-    """Switches of the preparation passes. Passes that change what the model computes are off by default."""
+    """Switches of the preparation passes. Passes that change the model's function are off by default."""
 
     dequantize: bool = Field(
         default=False,
@@ -22,16 +22,16 @@ class PreparationSpec(Contract):
     )
     fold_batch_norm: bool = Field(default=True, description="Fold BatchNormalization and affine nodes into weights.")
     batch_norm_to_conv: bool = Field(
-        default=False, description="Turn a BatchNormalization that cannot be folded into a 1x1 depthwise Conv."
+        default=False, description="Replace a BatchNormalization that cannot be folded by a 1x1 depthwise Conv."
     )
     clip6_to_relu: bool = Field(
-        default=False, description="Replace Clip(0, 6) by Relu: changes the float model where values exceed 6."
+        default=False, description="Replace Clip(0, 6) by Relu; this changes the float model for values above 6."
     )
     reduce_mean_to_global_average_pool: bool = Field(
-        default=False, description="ReduceMean over the spatial axes becomes GlobalAveragePool."
+        default=False, description="Replace ReduceMean over the spatial axes by GlobalAveragePool."
     )
     split_large_pooling: bool = Field(
-        default=False, description="Split a GlobalAveragePool over more than 512 positions into two poolings."
+        default=False, description="Split a GlobalAveragePool over more than 512 positions into two pooling steps."
     )
     split_to_slice: bool = Field(default=False, description="Replace Split by one Slice per output.")
     fuse_gelu: bool = Field(default=True, description="Fuse the Erf form into Gelu (opset 20 and later).")
@@ -39,20 +39,22 @@ class PreparationSpec(Contract):
     fuse_instance_norm: bool = Field(default=True, description="Fuse the decomposed form into InstanceNormalization.")
     fuse_l2_norm: bool = Field(default=True, description="Fuse the decomposed form into LpNormalization.")
     fuse_hard_swish: bool = Field(
-        default=True, description="Fuse x clip(x + 3, 0, 6) / 6 and its like into HardSwish (opset 14 and later)."
+        default=True,
+        description="Fuse x clip(x + 3, 0, 6) / 6 and equivalent forms into HardSwish (opset 14 and later).",
     )
     fuse_hard_sigmoid: bool = Field(
-        default=True, description="Fuse clip(x + 3, 0, 6) / 6 and its like into HardSigmoid."
+        default=True, description="Fuse clip(x + 3, 0, 6) / 6 and equivalent forms into HardSigmoid."
     )
     sink_conv1d_squeeze: bool = Field(
         default=True,
-        description="Put bias and activation function before the Squeeze of a Conv1D that is a 2-D Conv of height 1.",
+        description="Move bias and activation function before the Squeeze of a Conv1D that is expressed as a 2-D Conv "
+        "of height 1.",
     )
     unshare_initializers: bool = Field(
         default=False, description="Give every reader of a shared weight or bias its own copy."
     )
     nhwc_input: bool = Field(default=False, description="Take 4-D inputs as NHWC: a Transpose follows each such input.")
-    opset: int | None = Field(default=None, ge=13, le=30, description="Lift the model to this opset.")
+    opset: int | None = Field(default=None, ge=13, le=30, description="Upgrade the model to this opset.")
     fixed_shapes: dict[str, tuple[Annotated[int, Field(ge=1, le=2**31 - 1)], ...]] = Field(
         default_factory=dict, max_length=1000, description="Shapes by input name, for inputs with dynamic axes."
     )

@@ -24,21 +24,21 @@ Side = Annotated[int, Field(ge=1, le=MAX_SIDE)]
 
 
 class ResizeSpec(Contract):
-    """To which size, and by which filter: one of `shorter_side` and `size` is given.
-
-    The other side of a picture resized by its shorter one is `int(shorter_side * longer / shorter)`, as in torchvision.
+    """Target size and filter; set either `shorter_side` or `size`. With `shorter_side`, the longer side becomes
+    `int(shorter_side * longer / shorter)`, as in torchvision.
     """
 
-    shorter_side: Side | None = Field(default=None, description="The shorter side; the aspect ratio stays.")
+    shorter_side: Side | None = Field(default=None, description="Length of the shorter side; the aspect ratio is kept.")
     size: tuple[Side, Side] | None = Field(default=None, description="Height and width; the aspect ratio may change.")
     interpolation: Literal["bilinear", "bicubic", "lanczos", "nearest"] = Field(
-        default="bilinear", description="Filter; `nearest` takes the pixel under the centre."
+        default="bilinear", description="Filter; `nearest` takes the pixel that contains the center."
     )
     antialias: bool = Field(
         default=True,
         description=(
-            "The filter is widened when pictures shrink: Pillow's resize, which torchvision and timm use for pictures. "
-            "Without: as torch.nn.functional.interpolate (align_corners=False) and tf.image.resize, rounded to 8 bits."
+            "Widen the filter when downscaling, as in Pillow's resize, which torchvision and timm use for "
+            "pictures. If false, as in torch.nn.functional.interpolate (align_corners=False) and "
+            "tf.image.resize, rounded to 8 bits."
         ),
     )
 
@@ -53,19 +53,19 @@ class ResizeSpec(Contract):
 
 class PictureSpec(Contract):
     """How each picture of an archive becomes one sample of the array `images`: uint8 [height, width, 3], or [height,
-    width] for grey.
+    width] for grayscale.
 
-    Pictures are decoded as torchvision's default loader does: the first frame, converted by Pillow; the orientation in
-    EXIF is not applied. Without `resize` and `crop` all pictures must have one size.
+    Pictures are decoded as by torchvision's default loader: the first frame, converted by Pillow; the EXIF orientation
+    is not applied. Without `resize` and `crop`, all pictures must have the same size.
     """
 
-    colour: Literal["rgb", "grey"] = Field(default="rgb", description="Pillow's mode RGB or L.")
-    resize: ResizeSpec | None = Field(default=None, description="Done first.")
+    colour: Literal["rgb", "grey"] = Field(default="rgb", description="Pillow mode: RGB, or L for grey.")
+    resize: ResizeSpec | None = Field(default=None, description="Applied before the crop.")
     crop: tuple[Side, Side] | None = Field(
         default=None,
         description=(
-            "Height and width of the part cut out of the middle, from `int(round((height - crop) / 2.0))` on; smaller "
-            "pictures are padded with black. As torchvision's CenterCrop."
+            "Height and width of the center crop, starting at `int(round((height - crop) / 2.0))`; smaller "
+            "pictures are padded with black. Same as torchvision's CenterCrop."
         ),
     )
 
@@ -99,27 +99,29 @@ class LogMelSpec(Contract):
 
     n_fft: int = Field(default=400, ge=2, le=1 << 16, description="Samples per Fourier transform.")
     win_length: int | None = Field(
-        default=None, ge=1, description="Samples under the window, which is padded to n_fft; default: n_fft."
+        default=None, ge=1, description="Length of the window in samples; it is padded to n_fft. Default: n_fft."
     )
     hop_length: int | None = Field(
-        default=None, ge=1, description="Samples from one frame to the next; default: half the window."
+        default=None, ge=1, description="Samples between consecutive frames; default: half the window."
     )
-    n_mels: int = Field(default=128, ge=1, le=4096, description="Mel bands.")
-    f_min: float = Field(default=0.0, ge=0.0, description="Lower end of the lowest band, Hz.")
+    n_mels: int = Field(default=128, ge=1, le=4096, description="Number of mel bands.")
+    f_min: float = Field(default=0.0, ge=0.0, description="Lower edge of the lowest band, in Hz.")
     f_max: float | None = Field(
-        default=None, gt=0.0, description="Upper end of the highest band, Hz; default: half the sample rate."
+        default=None, gt=0.0, description="Upper edge of the highest band, in Hz; default: half the sample rate."
     )
-    power: float = Field(default=2.0, gt=0.0, description="Exponent of the magnitudes: 1 for magnitude, 2 for power.")
+    power: float = Field(
+        default=2.0, gt=0.0, description="Exponent of the magnitude spectrogram: 1 for magnitude, 2 for power."
+    )
     center: bool = Field(
-        default=True, description="Frames are centred on multiples of hop_length; the ends are padded by n_fft // 2."
+        default=True, description="Center frames on multiples of hop_length; the ends are padded by n_fft // 2."
     )
-    pad_mode: Literal["reflect"] = Field(default="reflect", description="How the ends are padded.")
+    pad_mode: Literal["reflect"] = Field(default="reflect", description="Padding mode of the ends.")
     mel_scale: Literal["htk", "slaney"] = Field(default="htk", description="Formula of the mel scale.")
     norm: Literal["slaney"] | None = Field(
-        default=None, description="`slaney`: each filter is divided by the width of its band."
+        default=None, description="`slaney`: divide each filter by the width of its band."
     )
     log_offset: float = Field(default=1e-6, gt=0.0, description="Added before the natural logarithm.")
-    time_first: bool = Field(default=False, description="[time, mel] in place of [mel, time].")
+    time_first: bool = Field(default=False, description="Return [time, mel] instead of [mel, time].")
 
     @property
     def window_samples(self) -> int:
@@ -139,18 +141,21 @@ class LogMelSpec(Contract):
 
 class SoundSpec(Contract):
     """How each sound of an archive (WAV, 16-bit PCM, mono) becomes one sample of the array `sounds`: int16 [length], or
-    float32 [n_mels, frames] with `log_mel`.
-
-    Waveforms become -1 .. 1 by the input's `scale` 1/32768 = 0.000030517578125.
+    float32 [n_mels, frames] with `log_mel`. To map waveforms to -1 .. 1, set the input's `scale` to 1/32768 =
+    0.000030517578125.
     """
 
-    sample_rate_hz: int = Field(ge=1, le=1_000_000, description="Of every file; another one is an error.")
-    length: int = Field(
-        ge=1, le=1 << 24, description="Samples: longer sounds are cut at their end, shorter ones padded with zeros."
+    sample_rate_hz: int = Field(
+        ge=1, le=1_000_000, description="Sample rate of all files; a file with a different rate is an error."
     )
-    log_mel: LogMelSpec | None = Field(default=None, description="Makes a spectrogram of the waveform.")
+    length: int = Field(
+        ge=1,
+        le=1 << 24,
+        description="Length in samples: longer sounds are truncated at the end, shorter ones are padded with zeros.",
+    )
+    log_mel: LogMelSpec | None = Field(default=None, description="Converts the waveform to a log-mel spectrogram.")
     channel_axis: bool = Field(
-        default=False, description="An axis of length 1 comes first in each sample, as in torchaudio's tensors."
+        default=False, description="Add a first axis of length 1 to each sample, as in torchaudio's tensors."
     )
 
     @model_validator(mode="after")

@@ -13,13 +13,13 @@ PREFIX = "quantmill."
 
 
 class Provenance(Contract):
-    """What a quantized model's file says of its making."""
+    """Provenance recorded in the file of a quantized model."""
 
-    source_sha256: str = Field(description="Of the float model's file, with its external data if it has any.")
-    config_sha256: str = Field(description="Of the resolved config.")
-    engine_version: str = Field(description="Version of the engine that made the file.")
-    target: str = Field(description="Target that it was made for.")
-    manifest_sha256: str = Field(description="Of the report's manifest.")
+    source_sha256: str = Field(description="SHA-256 of the float model's file, including its external data.")
+    config_sha256: str = Field(description="SHA-256 of the resolved config.")
+    engine_version: str = Field(description="Version of the engine that created the file.")
+    target: str = Field(description="Target of the quantization.")
+    manifest_sha256: str = Field(description="SHA-256 of the report's manifest.")
 
     @classmethod
     def of(cls, manifest: Manifest) -> Provenance:

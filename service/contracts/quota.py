@@ -8,29 +8,35 @@ from service.contracts.base import Contract
 
 
 class Quota(Contract):
-    """Limits of one tenant; null: none. Those of jobs and bytes are counted over the whole installation, those of
-    requests by each API process for itself.
+    """Limits of a tenant; null means no limit. Limits of jobs and bytes apply to the whole installation; limits of
+    requests apply to each API process separately.
     """
 
     model_config = ConfigDict(strict=True)
 
     stored_bytes: int | None = Field(
-        default=None, ge=0, description="Models, data, results and open uploads, equal files counted once."
+        default=None,
+        ge=0,
+        description="Stored bytes of models, datasets, results and open uploads; identical files count once.",
     )
-    upload_bytes: int | None = Field(default=None, ge=0, description="Largest file.")
-    jobs_queued: int | None = Field(default=None, ge=0, description="Quantize jobs that wait for their turn.")
-    jobs_running: int | None = Field(default=None, ge=0, description="Jobs that run at once; others wait.")
-    jobs_per_day: int | None = Field(default=None, ge=0, description="Quantize jobs submitted within 24 hours.")
+    upload_bytes: int | None = Field(default=None, ge=0, description="Maximum size of an uploaded file.")
+    jobs_queued: int | None = Field(default=None, ge=0, description="Maximum number of queued quantize jobs.")
+    jobs_running: int | None = Field(
+        default=None, ge=0, description="Maximum number of running jobs; further jobs stay queued."
+    )
+    jobs_per_day: int | None = Field(
+        default=None, ge=0, description="Maximum number of quantize jobs submitted within 24 hours."
+    )
     cpu_seconds_per_day: float | None = Field(
-        default=None, ge=0, description="CPU time of all jobs in a day of UTC; beyond it none is accepted."
+        default=None, ge=0, description="CPU time of all jobs per UTC day; when it is used up, new jobs are refused."
     )
     requests_per_second: float | None = Field(
         default=None, ge=0.01, description="Mean rate; bursts of ten seconds' worth are allowed."
     )
     upload_bytes_per_second: int | None = Field(
-        default=None, ge=1024, description="Pace of all uploads together: faster ones are slowed down."
+        default=None, ge=1024, description="Rate of all uploads together; faster uploads are throttled."
     )
-    open_streams: int | None = Field(default=None, ge=0, description="Event streams at once.")
+    open_streams: int | None = Field(default=None, ge=0, description="Maximum number of simultaneous event streams.")
 
     def over(self, default: Quota) -> Quota:
         """These limits where they were given, even as null; the default's elsewhere."""

@@ -24,21 +24,21 @@ AliasWord = Annotated[str, Field(min_length=1, max_length=MOST_ALIAS_CHARS), Aft
 
 
 class LastPass(Contract):
-    """The last job of the schedule that was accepted; before the first one, clauses hold, and say so."""
+    """The last accepted job of the schedule. If there is none yet, clauses hold and say so."""
 
     kind: Literal["last_pass"] = "last_pass"
 
 
 class OfJob(Contract):
-    """A certain job."""
+    """A given job."""
 
     kind: Literal["job"]
     job_id: Annotated[str, StringConstraints(max_length=64)]
 
 
 class OfAlias(Contract):
-    """The job that an alias stands for: of the version that it names of the model's name, the last accepted job of
-    this schedule, or else the newest succeeded one.
+    """The job behind an alias: for the model version that the alias refers to, the last accepted job of this schedule,
+    or else the newest succeeded job.
     """
 
     kind: Literal["alias"]
@@ -49,12 +49,12 @@ Baseline = Annotated[LastPass | OfJob | OfAlias, Field(discriminator="kind")]
 
 
 class MaxDrop(Contract):
-    """A metric of the quantized model is worse than the baseline's by at most so much, in the metric's unit."""
+    """Maximum drop of a metric of the quantized model compared with the baseline, in the metric's unit."""
 
     kind: Literal["max_drop"]
-    metric: MetricName = Field(description="As the report calls it.")
+    metric: MetricName = Field(description="Name of the metric in the report.")
     max_drop: float = Field(ge=0)
-    baseline: Baseline | None = Field(default=None, description="Default: the gate's.")
+    baseline: Baseline | None = Field(default=None, description="Default: the baseline of the gate.")
 
 
 class NotSignificantlyWorse(Contract):
@@ -68,43 +68,45 @@ class NotSignificantlyWorse(Contract):
 
     kind: Literal["not_significantly_worse"]
     metric: MetricName | None = Field(
-        default=None, description="As the report calls it; default: shares of right decisions."
+        default=None,
+        description="Name of the metric in the report; default: metrics that are shares of correct predictions.",
     )
-    alpha: float = Field(default=0.05, gt=0, lt=0.5, description="Chance at which worse counts as significantly worse.")
-    baseline: Baseline | None = Field(default=None, description="Default: the gate's.")
+    alpha: float = Field(
+        default=0.05, gt=0, lt=0.5, description="Significance level: p-values up to this count as significantly worse."
+    )
+    baseline: Baseline | None = Field(default=None, description="Default: the baseline of the gate.")
 
 
 class SizeRatio(Contract):
-    """The quantized model has at most so many times the baseline's bytes."""
+    """Maximum size of the quantized model, as a multiple of the baseline's size."""
 
     kind: Literal["size"]
     max_ratio: float = Field(gt=0, le=1000)
-    baseline: Baseline | None = Field(default=None, description="Default: the gate's.")
+    baseline: Baseline | None = Field(default=None, description="Default: the baseline of the gate.")
 
 
 class LatencyRatio(Contract):
-    """The quantized model's latency over its float model's is at most so many times the baseline's.
-
-    Both models of a job are timed in turn, so that what the machine does hits both; times of two jobs are not compared.
+    """Maximum latency ratio (quantized divided by float), as a multiple of the baseline's latency ratio. Both models of
+    a job are timed alternately, so load on the machine affects both; absolute times of two jobs are not compared.
     """
 
     kind: Literal["latency"]
     max_ratio: float = Field(gt=0, le=1000)
-    baseline: Baseline | None = Field(default=None, description="Default: the gate's.")
+    baseline: Baseline | None = Field(default=None, description="Default: the baseline of the gate.")
 
 
 Clause = Annotated[MaxDrop | NotSignificantlyWorse | SizeRatio | LatencyRatio, Field(discriminator="kind")]
 
 
 class RegressionGate(Contract):
-    """What a job has to be, beside having succeeded with a verdict that is not fail, to be accepted."""
+    """Conditions for accepting a job, in addition to success with a verdict other than fail."""
 
     clauses: tuple[Clause, ...] = Field(default=(), max_length=MOST_CLAUSES)
     # made anew, so that the API's document has no default that is an object: generators of clients stumble over those
-    baseline: Baseline = Field(default_factory=LastPass, description="Of clauses that name none; default: last_pass.")
-    on_undecided: OnUndecided = Field(
-        default="fail", description="What a clause or a verdict counts as that cannot be decided."
+    baseline: Baseline = Field(
+        default_factory=LastPass, description="Baseline of clauses that do not name one; default: last_pass."
     )
+    on_undecided: OnUndecided = Field(default="fail", description="Result of a clause or a verdict that is undecided.")
 
     @property
     def baselines(self) -> tuple[Baseline | None, ...]:
@@ -119,19 +121,19 @@ class RegressionGate(Contract):
 
 
 class ClauseResult(Contract):
-    """What came of one clause."""
+    """Result of one clause."""
 
     kind: str
     metric: str | None = None
-    baseline_job_id: str | None = Field(default=None, description="Null: there was none to compare with.")
-    limit: float = Field(description="max_drop, alpha or max_ratio of the clause.")
+    baseline_job_id: str | None = Field(default=None, description="Null if there was no baseline job.")
+    limit: float = Field(description="Limit of the clause: max_drop, alpha or max_ratio.")
     value: float | None = Field(
         default=None,
-        description="Worse by so much, in the metric's unit (percent of the samples for not_significantly_worse), or "
-        "the ratio. Null: not known.",
+        description="Drop compared with the baseline, in the metric's unit (percent of the samples for "
+        "not_significantly_worse), or the ratio. Null if unknown.",
     )
-    baseline_value: float | None = Field(default=None, description="The baseline's figure.")
+    baseline_value: float | None = Field(default=None, description="Value of the baseline.")
     interval: Interval | None = Field(default=None, description="Confidence interval of ``value``.")
     p_value: float | None = Field(default=None, ge=0, le=1)
-    holds: bool | None = Field(description="Null: undecided, see ``reason``.")
+    holds: bool | None = Field(description="Null if undecided; see ``reason``.")
     reason: str | None = Field(default=None, description="Why it failed or is undecided.")

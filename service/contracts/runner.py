@@ -43,39 +43,39 @@ class DatasetSource(Contract):
 
 
 class QuantizeTask(Contract):
-    """Quantize ``model_path``; writes ``model.onnx`` and whatever else there is into ``output_dir``."""
+    """Quantize ``model_path``; writes ``model.onnx`` and further files into ``output_dir``."""
 
     kind: Literal["quantize"] = "quantize"
     model_path: str
     config: QuantizationConfig
-    calibration: DatasetSource | None = Field(default=None, description="None: random inputs, as the config says.")
+    calibration: DatasetSource | None = Field(default=None, description="None: random inputs, as set in the config.")
     evaluation: DatasetSource | None = None
     output_dir: str
     threads: int
     metric_graphs: dict[str, str] = Field(
-        default_factory=dict, description="Files of the uploaded models that metrics and losses are given as, by id."
+        default_factory=dict, description="Files of the uploaded models used as metrics and losses, by id."
     )
     extra_bytes: int | None = Field(
         default=None, description="Limit of the files besides the model, in bytes; None: no limit."
     )
     checkpoint_dir: str | None = Field(
-        default=None, description="Keeps finished work between the attempts of one job; None: nothing is kept."
+        default=None, description="Keeps finished work between attempts of one job; None: nothing is kept."
     )
-    checkpoint_bytes: int | None = Field(default=None, description="What checkpoint_dir may take; None: no limit.")
+    checkpoint_bytes: int | None = Field(default=None, description="Maximum size of checkpoint_dir; None: no limit.")
     cache_dir: str | None = Field(
-        default=None, description="Keeps what any run has computed for any other; None: nothing is kept."
+        default=None, description="Keeps results for reuse by other runs; None: nothing is kept."
     )
-    cache_bytes: int | None = Field(default=None, description="What cache_dir may take; None: no limit.")
-    cache_scope: str = Field(default="", description="Whose contents of cache_dir the run finds and adds to.")
+    cache_bytes: int | None = Field(default=None, description="Maximum size of cache_dir; None: no limit.")
+    cache_scope: str = Field(default="", description="Scope of the entries in cache_dir that the run reads and writes.")
     data_file: str = Field(
-        default=DATA_FILE, pattern=FILE_PATTERN, description="Name of the external data of a model above 2 GB."
+        default=DATA_FILE, pattern=FILE_PATTERN, description="Name of the external data file of a model above 2 GB."
     )
     weights: bool = Field(default=False, description="Also write the model's weights as safetensors.")
     graph: bool = Field(default=False, description="Also write graph.json, the prepared graph.")
 
 
 class EvaluateTask(Contract):
-    """Measure ``model_path``, beside ``reference_path`` if there is one; writes files into ``output_dir``."""
+    """Measure ``model_path``, and ``reference_path`` if given; writes files into ``output_dir``."""
 
     kind: Literal["evaluate"] = "evaluate"
     model_path: str
@@ -85,22 +85,23 @@ class EvaluateTask(Contract):
     output_dir: str
     threads: int
     metric_graphs: dict[str, str] = Field(
-        default_factory=dict, description="Files of the uploaded models that metrics are given as, by id."
+        default_factory=dict, description="Files of the uploaded models used as metrics, by id."
     )
-    extra_bytes: int | None = Field(default=None, description="What files may take; None: no limit.")
+    extra_bytes: int | None = Field(default=None, description="Maximum size of the files; None: no limit.")
 
 
 class InspectModelTask(Contract):
-    """Validate an uploaded model: parse, check external data, create a runtime session.
-
-    Of new weights or of an exported program the ONNX model is made first, into ``output_dir``.
+    """Validate an uploaded model: parse, check external data, create a runtime session. For new weights or an exported
+    program, the ONNX model is first created in ``output_dir``.
     """
 
     kind: Literal["inspect_model"] = "inspect_model"
-    model_path: str = Field(description="The ONNX file; of new weights, their skeleton's; or the exported program.")
+    model_path: str = Field(
+        description="The ONNX file; for new weights, the file of their skeleton; or the exported program."
+    )
     format: ModelFormat = "onnx"
-    state_path: str | None = Field(default=None, description="The new weights, of format safetensors.")
-    output_dir: str | None = Field(default=None, description="Takes the model that is made; None: none is.")
+    state_path: str | None = Field(default=None, description="The new weights, in safetensors format.")
+    output_dir: str | None = Field(default=None, description="Folder for the created model; None: no model is created.")
     threads: int
 
     @model_validator(mode="after")
@@ -117,8 +118,10 @@ class InspectDatasetTask(Contract):
 
     kind: Literal["inspect_dataset"] = "inspect_dataset"
     path: str
-    format: str | None = Field(default=None, description="What the file was declared to be; None: nothing.")
-    output_dir: str | None = Field(default=None, description="Takes thumbnails of pictures; None: none are made.")
+    format: str | None = Field(default=None, description="Declared format of the file; None: not declared.")
+    output_dir: str | None = Field(
+        default=None, description="Folder for thumbnails of pictures; None: no thumbnails are created."
+    )
     preprocessing: PreprocessingSpec = Field(default_factory=PreprocessingSpec)
 
 
@@ -138,7 +141,7 @@ RunnerTask = Annotated[
 
 
 class ProgressLine(Contract):
-    """Progress within a stage, and of the whole; ``total``, ``share`` and ``seconds_left`` are None while unknown."""
+    """Progress of a stage and of the whole job; ``total``, ``share`` and ``seconds_left`` are None while unknown."""
 
     line: Literal["progress"] = "progress"
     stage: str
@@ -146,17 +149,19 @@ class ProgressLine(Contract):
     total: int | None = None
     unit: str = ""
     message: str = ""
-    share: float | None = Field(default=None, ge=0.0, le=1.0, description="Of the whole that is done.")
-    seconds_left: float | None = Field(default=None, ge=0.0, description="Of the whole.")
+    share: float | None = Field(default=None, ge=0.0, le=1.0, description="Share of the whole job that is done.")
+    seconds_left: float | None = Field(default=None, ge=0.0, description="Remaining time of the whole job.")
 
 
 class MetricLine(Contract):
-    """Figures of one step of a long stage, such as an epoch of a training; each is an event of its own."""
+    """Figures of one step of a long stage, such as a training epoch; each one is sent as an event."""
 
     line: Literal["metric"] = "metric"
     stage: str = Field(min_length=1, max_length=255)
-    step: int = Field(description="Its number; in a second attempt a step that is done again has the same.")
-    values: dict[FigureName, float | None] = Field(max_length=64, description="By name; null for NaN and infinity.")
+    step: int = Field(description="Number of the step; a step that a second attempt repeats has the same number.")
+    values: dict[FigureName, float | None] = Field(
+        max_length=64, description="Values by name; null for NaN and infinity."
+    )
 
     @field_validator("values", mode="before")
     @classmethod
@@ -177,7 +182,7 @@ class MetricLine(Contract):
 
 
 class LogLine(Contract):
-    """Something a person may want to read."""
+    """A log message for users."""
 
     line: Literal["log"] = "log"
     level: Literal["info", "warning"] = "info"
@@ -193,14 +198,14 @@ class TrialLine(Contract):
 
     line: Literal["trial"] = "trial"
     folder: str = Field(
-        pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,126}$", description="What it finds there; a name in the scratch folder."
+        pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,126}$", description="Name of a folder in the scratch folder."
     )
 
 
 class ResultFile(Contract):
-    """A file in output_dir beside the model and its external data."""
+    """A file in output_dir in addition to the model and its external data."""
 
-    kind: str = Field(pattern=r"^[a-z][a-z0-9_]{0,31}$", description="What it is; used once per job.")
+    kind: str = Field(pattern=r"^[a-z][a-z0-9_]{0,31}$", description="Kind of the file; unique per job.")
     file: str = Field(pattern=FILE_PATTERN, description="File name within output_dir.")
     media_type: str = Field(pattern=r"^[a-z]+/[a-z0-9][a-z0-9.+-]{0,99}$")
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
@@ -213,7 +218,7 @@ class ResultFile(Contract):
 
 
 class MadeFile(Contract):
-    """A file of a model that was made, in output_dir."""
+    """A file of a created model, in output_dir."""
 
     file: str = Field(pattern=FILE_PATTERN)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
@@ -225,8 +230,10 @@ class QuantizeResult(Contract):
     line: Literal["quantized"] = "quantized"
     model_file: str = Field(description="File name within output_dir.")
     report: Report
-    data: MadeFile | None = Field(default=None, description="The model's external data, if it has any.")
-    files: tuple[ResultFile, ...] = Field(default=(), max_length=MAX_FILES, description="All others in output_dir.")
+    data: MadeFile | None = Field(default=None, description="The model's external data, if any.")
+    files: tuple[ResultFile, ...] = Field(
+        default=(), max_length=MAX_FILES, description="All other files in output_dir."
+    )
 
     @model_validator(mode="after")
     def _each_once(self) -> QuantizeResult:
@@ -245,7 +252,7 @@ class EvaluateResult(Contract):
 
     line: Literal["evaluated"] = "evaluated"
     report: EvaluationReport
-    files: tuple[ResultFile, ...] = Field(default=(), max_length=MAX_FILES, description="All in output_dir.")
+    files: tuple[ResultFile, ...] = Field(default=(), max_length=MAX_FILES, description="All files in output_dir.")
 
 
 class ModelResult(Contract):
@@ -254,7 +261,7 @@ class ModelResult(Contract):
     line: Literal["model"] = "model"
     summary: ModelSummary
     files: tuple[MadeFile, ...] = Field(
-        default=(), max_length=2, description="The model that was made: its ONNX file, then its external data."
+        default=(), max_length=2, description="The created model: its ONNX file, then its external data."
     )
 
 

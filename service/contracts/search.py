@@ -13,25 +13,27 @@ from service.contracts.sheets import cell
 
 
 class TrialFigures(Contract):
-    """One recipe."""
+    """Figures of one recipe."""
 
     name: str
     settings: dict[str, Any] = Field(description="Differences of its config from the job's.")
     algorithms: tuple[str, ...]
     chain: tuple[dict[str, Any], ...] = Field(
-        default=(), description="The algorithms as a config spells them; none in older reports."
+        default=(), description="The algorithms as in a config; empty in older reports."
     )
     sqnr_db: float | None = Field(description="On the held-out samples; null where undefined.")
-    evaluated: bool = Field(description="True for finalists: what follows was measured.")
+    evaluated: bool = Field(description="True for finalists: the following fields were measured.")
     value: float | None = Field(default=None, description="Drop of the goal's metric, or the goal's distance.")
-    undefined: str | None = Field(default=None, description="Why a model that was measured has no value and no gap.")
-    gap: float | None = Field(default=None, description="How far it is beyond the goal's limit; 0 or less: goal met.")
+    undefined: str | None = Field(default=None, description="Why value and gap of a measured model are undefined.")
+    gap: float | None = Field(default=None, description="Distance from the goal's limit; 0 or less if the goal is met.")
     size_bytes: int | None = None
-    latency_ratio: float | None = Field(default=None, description="Latency over that of the float model.")
-    pareto: bool = Field(default=False, description="No other finalist is better in accuracy, bytes and latency.")
+    latency_ratio: float | None = Field(default=None, description="Latency divided by the float model's latency.")
+    pareto: bool = Field(
+        default=False, description="True if no other finalist is better in accuracy, size and latency."
+    )
     chosen: bool = False
     resumed: bool = Field(default=False, description="Its figures were reused from an earlier attempt or job.")
-    file: str | None = Field(default=None, description="Its model among the job's files.")
+    file: str | None = Field(default=None, description="File of the model among the job's artifacts.")
     seconds: float
 
 
@@ -39,26 +41,26 @@ class ReachedFigures(Contract):
     """The figures of a model compared with the goal and budget of a search."""
 
     value: float | None = Field(description="Drop of the goal's metric, or the goal's distance.")
-    undefined: str | None = Field(default=None, description="Why it has no value and no gap.")
-    gap: float | None = Field(description="How far it is beyond the goal's limit; 0 or less: goal met.")
+    undefined: str | None = Field(default=None, description="Why value and gap are undefined.")
+    gap: float | None = Field(description="Distance from the goal's limit; 0 or less if the goal is met.")
     goal_met: bool
     size_bytes: int | None
-    latency_ratio: float | None = Field(description="Latency over that of the float model.")
+    latency_ratio: float | None = Field(description="Latency divided by the float model's latency.")
 
 
 class Search(Contract):
-    """All trials in the order in which they ran."""
+    """All trials, in the order in which they ran."""
 
     goal: dict[str, Any]
-    met: bool = Field(description="The chosen model meets the goal within the budget's bytes and latency.")
+    met: bool = Field(description="True if the chosen model meets the goal within the budget of size and latency.")
     goal_met: bool = Field(description="It meets the goal, regardless of the budget.")
-    gap: float | None = Field(description="Of the chosen model; how far it is beyond the goal's limit.")
-    undefined: str | None = Field(default=None, description="Why the chosen model has no gap.")
+    gap: float | None = Field(description="Distance of the chosen model from the goal's limit.")
+    undefined: str | None = Field(default=None, description="Why the gap of the chosen model is undefined.")
     ended_by: str = Field(description="Why the search ended.")
     trials: tuple[TrialFigures, ...]
     returned: ReachedFigures | None = Field(
         default=None,
-        description="The model that is returned in the place of the chosen one, which was too slow; null: none is.",
+        description="The model returned instead of the chosen one if that was too slow; null otherwise.",
     )
 
     @property
@@ -78,42 +80,42 @@ class Search(Contract):
 
 
 class KindSensitivity(Contract):
-    """Power of the output's error over the power of the output, when this layer alone is quantized."""
+    """Power of the output error divided by the power of the output, if only this layer is quantized."""
 
-    weight: float | None = Field(description="Its weight alone; null: it has none.")
-    activation: float | None = Field(description="Its inputs alone; null: they are not quantized.")
-    both: float = Field(description="Both together.")
+    weight: float | None = Field(description="With only the weight quantized; null if the layer has none.")
+    activation: float | None = Field(description="With only the inputs quantized; null if they are not quantized.")
+    both: float = Field(description="With both quantized.")
 
 
 class LayerSensitivity(Contract):
-    """One layer."""
+    """Sensitivity of one layer."""
 
-    rank: int = Field(description="1 is the most sensitive one at the lowest level.")
+    rank: int = Field(description="Rank by sensitivity at the lowest level; 1 is the most sensitive layer.")
     node: str
     op: str
-    group: int = Field(description="Layers of one group share a tensor and move together.")
-    parameters: int = Field(description="Values of its weight.")
-    levels: dict[str, KindSensitivity] = Field(description="By level.")
+    group: int = Field(description="Layers of the same group share a tensor and get the same precision.")
+    parameters: int = Field(description="Number of values of the weight.")
+    levels: dict[str, KindSensitivity] = Field(description="Sensitivity by level.")
     verified: float | None = Field(
         default=None,
         description=(
-            "The same ratio as both, at the propagated level, of a model in which this layer alone is quantized, its "
-            "result included; null: not checked."
+            "The ratio ``both`` at the propagated level, measured on a model in which only this layer and its "
+            "output are quantized; null if not verified."
         ),
     )
 
 
 class Sensitivity(Contract):
-    """The ranking of all layers; the most sensitive first.
+    """Ranking of all layers, most sensitive first.
 
-    Errors at the level ``measured`` are propagated through the float network to the output; those at other levels are
-    that figure times the ratio of the two errors where they arise. The first layers are checked by real models.
+    Errors at the level ``measured`` are propagated through the float network to the output; errors at other levels are
+    estimated from the ratio of the two errors at the layer. The first layers are verified with quantized models.
     """
 
     schema_version: Literal[1] = 1
     output: str
     samples: int
-    measured: str = Field(description="The level whose errors were propagated.")
+    measured: str = Field(description="The level for which errors were propagated.")
     layers: tuple[LayerSensitivity, ...]
 
     def to_csv(self) -> str:

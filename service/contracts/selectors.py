@@ -19,7 +19,7 @@ MOST_CHARS = 1000
 
 
 class PatternError(ValueError):
-    """It is no regular expression, or one that cannot be matched in linear time or is too large."""
+    """The pattern is not a regular expression, is too large, or cannot be matched in linear time."""
 
 
 class Pattern(Protocol):
@@ -60,9 +60,8 @@ class NodeSelector(Contract):
 
 
 class RegexSelector(Contract):
-    """Selects every node whose whole name matches this regular expression, in the syntax of RE2.
-
-    RE2 matches in linear time, and knows no look-around and no back-references.
+    """Selects every node whose full name matches this regular expression in RE2 syntax. RE2 matches in linear time and
+    does not support lookaround or backreferences.
     """
 
     regex: str = Field(min_length=1, max_length=MOST_CHARS)
@@ -84,7 +83,7 @@ class OpTypeSelector(Contract):
 
 
 class TensorSelector(Contract):
-    """Selects the node that makes this tensor, or, for a weight or bias, the nodes that read it."""
+    """Selects the node that outputs this tensor; for a weight or bias, the nodes that read it."""
 
     tensor: Name
 
@@ -97,10 +96,10 @@ class SubgraphSelector(Contract):
 
 
 class ModuleSelector(Contract):
-    """Selects the nodes of this PyTorch module and all modules within it, e.g. ``encoder.layers.0``.
+    """Selects the nodes of this PyTorch module and all modules in it, such as ``encoder.layers.0``.
 
-    The path is read from what torch.onnx.export records in the nodes' metadata
-    (pkg.torch.onnx.name_scopes) or, for older exports, in the nodes' names (/encoder/layers.0/...).
+    The module path comes from the node metadata that torch.onnx.export writes (pkg.torch.onnx.name_scopes) or, for
+    older exports, from the node names (/encoder/layers.0/...).
     """
 
     module: Name

@@ -134,7 +134,7 @@ def bits_of(dtype: str) -> float:
 
 
 class MinMaxCalibration(Contract):
-    """Range = smallest and largest value seen on the calibration data."""
+    """The range is the minimum and maximum over the calibration data."""
 
     method: Literal["minmax"] = "minmax"
     moving_average: float | None = Field(
@@ -153,7 +153,7 @@ class PercentileCalibration(Contract):
         default=99.999,
         gt=50.0,
         le=100.0,
-        description="Share of values kept, in percent.",
+        description="Share of values inside the range, in percent.",
         json_schema_extra={SEARCH_SPACE: [99.99]},
     )
 
@@ -163,30 +163,30 @@ class LayerwisePercentileCalibration(Contract):
 
     method: Literal["layerwise_percentile"] = "layerwise_percentile"
     candidates: tuple[Annotated[float, Field(gt=50.0, le=100.0)], ...] = Field(
-        default=(99.99, 99.999, 99.99999), min_length=1, max_length=16, description="Percentiles tried, in percent."
+        default=(99.99, 99.999, 99.99999), min_length=1, max_length=16, description="Percentiles to try, in percent."
     )
     metric: Literal["mae", "mse"] = Field(default="mae", description="Error to minimize.")
 
 
 class EntropyCalibration(Contract):
-    """Range whose quantized histogram has the smallest Kullback-Leibler divergence from the float one.
-
-    Among those whose mean square error is not above that of the whole range.
+    """The range whose quantized histogram has the lowest Kullback-Leibler divergence from the float histogram. Only
+    ranges whose mean square error does not exceed that of the full range are considered.
     """
 
     method: Literal["entropy"] = "entropy"
-    bins: int = Field(default=2048, ge=128, le=65536, description="Histogram bins.")
-    quantized_bins: int = Field(default=128, ge=16, le=8192, description="Levels of the quantized histogram.")
+    bins: int = Field(default=2048, ge=128, le=65536, description="Number of histogram bins.")
+    quantized_bins: int = Field(default=128, ge=16, le=8192, description="Number of levels of the quantized histogram.")
 
 
 class DistributionCalibration(Contract):
-    """Range that gives the tensor and its type the same standard deviation (onnxruntime's 'distribution').
-
-    That is for 8-bit floats; integer types get the observed range stretched to be symmetric, as onnxruntime does.
+    """The range for which the tensor and its type have the same standard deviation ('distribution' in onnxruntime).
+    This applies to 8-bit floats; integer types use the observed range, made symmetric, as in onnxruntime.
     """
 
     method: Literal["distribution"] = "distribution"
-    bins: int = Field(default=2048, ge=128, le=65536, description="A sample of 16 * bins values is judged.")
+    bins: int = Field(
+        default=2048, ge=128, le=65536, description="The range is computed from a sample of 16 * bins values."
+    )
 
 
 class MseCalibration(Contract):
@@ -197,11 +197,13 @@ class MseCalibration(Contract):
     """
 
     method: Literal["mse"] = "mse"
-    bins: int = Field(default=2048, ge=128, le=65536, description="16 * bins values are judged, outliers among them.")
+    bins: int = Field(
+        default=2048, ge=128, le=65536, description="The range is computed from 16 * bins values, including outliers."
+    )
 
 
 class NonOverflowCalibration(Contract):
-    """The smallest power-of-two scale whose grid covers the extremes: nothing saturates on the calibration data."""
+    """The smallest power-of-two scale that covers minimum and maximum: no value saturates on the calibration data."""
 
     method: Literal["non_overflow"] = "non_overflow"
 

@@ -17,7 +17,7 @@ TargetName = Literal[
 
 
 class TargetOption(Contract):
-    """One rule of a target that a job can switch."""
+    """One rule of a target that a job can switch on or off."""
 
     name: str
     description: str = Field(description="What applies when the option is on.")

@@ -72,7 +72,7 @@ def asset_url(asset: str) -> str:
 
 @router.get("/static/{asset}")
 def get_asset(asset: str) -> Response:
-    """A style or a script; open to all, as is the source that it is of.
+    """A stylesheet or script; public, as its source is.
 
     Raises:
         RouteNotFoundError: there is no such file.

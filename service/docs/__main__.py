@@ -6,10 +6,13 @@ import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from service.app import create_app
 from service.docs.config_page import config_page
+from service.docs.endpoints_page import endpoints_page
 from service.docs.errors_page import errors_page
 from service.docs.fields import code, table
 from service.docs.metrics_page import metrics_page
@@ -49,15 +52,25 @@ def _transition_row(transition: Transition) -> tuple[str, ...]:
 
 def openapi_document() -> str:
     """The OpenAPI document, for generators of clients: what ``/openapi.json`` gives, a line per value."""
+    return json.dumps(_openapi(), indent=1, sort_keys=True) + "\n"
+
+
+def _openapi() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         app = create_app(Settings(data_dir=Path(folder)))
         try:
-            return json.dumps(app.openapi(), indent=1, sort_keys=True) + "\n"
+            return app.openapi()
         finally:
             app.state.app.close()
 
 
-PAGES = {"config": config_page, "errors": errors_page, "metrics": metrics_page, "transitions": transitions_page}
+PAGES: dict[str, Callable[[], str]] = {
+    "config": config_page,
+    "endpoints": lambda: endpoints_page(_openapi()),
+    "errors": errors_page,
+    "metrics": metrics_page,
+    "transitions": transitions_page,
+}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m service.docs", description="Print a generated page of docs/.")

@@ -135,7 +135,7 @@ def _bounds(schema: dict[str, Any]) -> Iterator[str]:
         yield code(schema["pattern"])
     for word in ("items", "additionalProperties"):
         if isinstance(schema.get(word), dict):
-            yield from (f"each {bound}" for bound in _bounds(schema[word]))
+            yield from (f"each {bound.removeprefix('each ')}" for bound in _bounds(schema[word]))
 
 
 def _limit(schema: dict[str, Any], key: str, word: str) -> str:

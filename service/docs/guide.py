@@ -88,13 +88,13 @@ def _site_of(folder: Path, built: int) -> Site:
 
 @router.get("/guide")
 def guide(request: Request) -> Response:
-    """The guide's first page; links in it are relative to the folder."""
+    """Redirect to the guide's first page, whose links are relative to its folder."""
     return RedirectResponse(str(request.scope.get("root_path", "")).rstrip("/") + "/guide/", 307)
 
 
 @router.get("/guide/{path:path}")
 def page(path: str, if_none_match: Annotated[str | None, Header(max_length=512)] = None) -> Response:
-    """A file of the guide; open to all, as is the source that it was built from.
+    """A file of the guide; public, as its source is.
 
     Raises:
         GuideMissingError: the guide was not built.

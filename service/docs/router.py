@@ -72,7 +72,7 @@ SwaggerUIBundle({
 
 @router.get("/docs")
 def docs(request: Request) -> Response:
-    """The page; it loads nothing from other hosts, and runs nothing but the two scripts that it names."""
+    """The API reference. It loads nothing from other hosts and runs only the two scripts that it names."""
     root = str(request.scope.get("root_path", "")).rstrip("/")
     page = _PAGE.render(root=root, title=request.app.title, openapi_url=request.app.openapi_url)
     return HTMLResponse(page, headers={"Content-Security-Policy": _POLICY})
@@ -80,13 +80,13 @@ def docs(request: Request) -> Response:
 
 @router.get("/docs/start.js")
 def start() -> Response:
-    """What shows the document on the page."""
+    """The script that renders the OpenAPI document on the page."""
     return Response(_START, media_type="text/javascript", headers=_asset_headers())
 
 
 @router.get("/docs/{name}.md")
 def page(name: PageName) -> Response:
-    """A page of the documentation that is made from the code itself, as Markdown."""
+    """A generated page of the documentation, as Markdown."""
     return Response(_page(name), media_type="text/markdown; charset=utf-8", headers=_asset_headers())
 
 
@@ -97,7 +97,7 @@ def _page(name: PageName) -> str:
 
 @router.get("/docs/assets/{name}")
 def asset(name: AssetName) -> Response:
-    """A file that the page needs.
+    """A script or stylesheet of the page.
 
     Raises:
         DocsMissingError: the package that brings it is not installed, or is another version.

@@ -358,7 +358,7 @@ class JobListed(Brief, BaseModel):
     calibration_dataset_id: str | None
     evaluation_dataset_id: str | None
     preset: str | None = Field(default=None, description="Preset of the config.")
-    algorithms: list[str] | None = Field(default=None, description="Methods of the config's algorithms, in order.")
+    algorithms: list[str] | None = Field(default=None, description="Methods of the algorithms in the config, in order.")
     figures: ReportOutline | None = Field(
         default=None, description="Main figures of the report; null until the job has succeeded."
     )

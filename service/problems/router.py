@@ -21,7 +21,7 @@ from service.contracts.errors import QuantmillError
 class ProblemType(BaseModel):
     """A type of error."""
 
-    type: str = Field(description="Type as it appears in the problems themselves.")
+    type: str = Field(description="Value of ``type`` in problem objects.")
     code: str
     title: str
     status: int

@@ -15,9 +15,7 @@ router = APIRouter(prefix="/v1/quarantine", tags=["quarantine"])
 @router.get("", dependencies=[Depends(only_parameters())])
 @reading
 def list_quarantine(app: AppDep, principal: PrincipalDep) -> QuarantineList:
-    """List models in quarantine: they crashed the process that worked on them twice in a row and are not processed any
-    more.
-    """
+    """List models in quarantine: they crashed the runner process twice in a row and are no longer processed."""
     return QuarantineList(items=service.list_all(app, principal.tenant_id))
 
 

@@ -31,7 +31,7 @@ def _responses(form: FormatName) -> Responses:
 async def get_report_html(
     job_id: str, app: AppDep, principal: PrincipalDep, if_none_match: IfNoneMatch = None
 ) -> Response:
-    """The report as one HTML page for people: no script, nothing loaded from anywhere."""
+    """Get the report as a single HTML page, without scripts or external resources."""
     return await _answer(app, principal.tenant_id, job_id, "html", if_none_match)
 
 
@@ -39,7 +39,7 @@ async def get_report_html(
 async def get_report_markdown(
     job_id: str, app: AppDep, principal: PrincipalDep, if_none_match: IfNoneMatch = None
 ) -> Response:
-    """The report as Markdown, for a merge request."""
+    """Get the report as Markdown, for merge requests."""
     return await _answer(app, principal.tenant_id, job_id, "markdown", if_none_match)
 
 
@@ -47,7 +47,7 @@ async def get_report_markdown(
 async def get_report_junit(
     job_id: str, app: AppDep, principal: PrincipalDep, if_none_match: IfNoneMatch = None
 ) -> Response:
-    """The gate and the critical findings as JUnit XML, for CI."""
+    """Get the gate and the critical findings as JUnit XML, for CI."""
     return await _answer(app, principal.tenant_id, job_id, "junit", if_none_match)
 
 
@@ -55,7 +55,7 @@ async def get_report_junit(
 async def get_report_layers(
     job_id: str, app: AppDep, principal: PrincipalDep, if_none_match: IfNoneMatch = None
 ) -> Response:
-    """Every layer as a row of CSV."""
+    """Get the figures of all layers as CSV, one row per layer."""
     return await _answer(app, principal.tenant_id, job_id, "layers_csv", if_none_match)
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from service.app import create_app
 from service.settings import Settings
 from tests.docs.blocks import PAGES, ROOT
 from tests.support.each import each
@@ -49,14 +48,6 @@ def test_every_page_has_one_place_in_the_guide() -> None:
     guide = tomllib.loads((ROOT / "zensical.toml").read_text())
     there = sorted(page.relative_to(DOCS).as_posix() for page in PAGES if page.is_relative_to(DOCS))
     assert sorted(entries(guide["project"]["nav"])) == there
-
-
-def test_the_table_of_endpoints_is_whole(tmp_path: Path) -> None:
-    paths = create_app(Settings(data_dir=tmp_path)).openapi()["paths"]
-    offered = {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
-    told = re.findall(r"^\| `([A-Z]+ /[^`]*)` \|", (DOCS / "http.md").read_text(), re.MULTILINE)
-    assert set(told) == offered
-    assert len(told) == len(offered)
 
 
 def written(name: str, value: object) -> str:

@@ -41,7 +41,9 @@ class CrossLayerEqualization(AlgorithmBase):
     scale_use_threshold: bool = Field(
         default=False, description="Skip channels whose two ranges add up to less than weight_threshold."
     )
-    weight_threshold: float = Field(default=0.5, ge=0.0, description="See scale_use_threshold.")
+    weight_threshold: float = Field(
+        default=0.5, ge=0.0, description="Weight threshold; used with ``scale_use_threshold``."
+    )
     scale_append_bias: bool = Field(
         default=True,
         description="Count a bias of 8 or 16 bits, which has its own grid, as part of its channel's range.",

@@ -51,8 +51,8 @@ class Finetuning(AlgorithmBase):
         default="auto", description="Device that optimizes layers, for every solver; auto: a GPU if there is one."
     )
     infer_device: Device = Field(default="auto", description="Device that computes the inputs of the next layers.")
-    fixed_seed: int | None = Field(default=None, ge=0, description="Seed of all random choices; null: the config's.")
-    early_stop: bool = Field(default=False, description="Stop a layer once its error no longer falls.")
+    fixed_seed: int | None = Field(default=None, ge=0, description="Random seed; null: the seed of the config.")
+    early_stop: bool = Field(default=False, description="Stop training a layer when its error no longer decreases.")
     lr_adjust: LearningRateAdjust | None = Field(
         default=None, description="Learning rate for layers with a large initial error."
     )
@@ -60,9 +60,11 @@ class Finetuning(AlgorithmBase):
         default=FINETUNED_OPS, min_length=1, description="Nodes to optimize."
     )
     selective_update: bool = Field(
-        default=False, description="Keep a layer's new weights only if the error of the whole network falls."
+        default=False, description="Keep the new weights of a layer only if the error of the whole network decreases."
     )
-    output_index: int = Field(default=0, ge=0, description="Output of the network that selective_update judges.")
+    output_index: int = Field(
+        default=0, ge=0, description="Index of the network output that selective_update evaluates."
+    )
     drop_ratio: float = Field(
         default=1.0,
         ge=0.0,
@@ -81,7 +83,7 @@ class Finetuning(AlgorithmBase):
     cache_limit_bytes: int | None = Field(
         default=None, ge=1, description="Disk space for layer inputs, in bytes; null: what the job may write."
     )
-    block_wise: bool = Field(default=False, description="Reconstruct residual blocks as one (gradient solver).")
+    block_wise: bool = Field(default=False, description="Reconstruct each residual block as a unit (gradient solver).")
 
 
 class AdaRound(Finetuning):
@@ -110,8 +112,12 @@ class AdaRound(Finetuning):
             "Weight of the regularizer (solver gradient), 0.01 in the paper; null: chosen per layer by its error."
         ),
     )
-    beta_range: tuple[float, float] = Field(default=(20.0, 2.0), description="The regularizer's exponent, from, to.")
-    warm_start: float = Field(default=0.2, ge=0.0, lt=1.0, description="Share of the steps without regularizer.")
+    beta_range: tuple[float, float] = Field(
+        default=(20.0, 2.0), description="Start and end value of the regularizer's exponent."
+    )
+    warm_start: float = Field(
+        default=0.2, ge=0.0, lt=1.0, description="Share of the steps that run without the regularizer."
+    )
     update_bias: bool = Field(default=True, description="Refit the bias (solver moments).")
     unrestricted: Choice = Field(
         default=True,

@@ -101,8 +101,8 @@ class MixedPrecision(AlgorithmBase):
             "config's."
         ),
     )
-    high: Level = Field(description="May be left out where combination is given.")
-    low: Level = Field(description="May be left out where combination is given.")
+    high: Level = Field(description="Optional if combination is set.")
+    low: Level = Field(description="Optional if combination is set.")
     optimize: Literal["speed", "quality"] = Field(
         default="speed",
         description=(

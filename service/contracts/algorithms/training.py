@@ -47,7 +47,7 @@ class CrossEntropyLoss(Loss):
 
     kind: Literal["cross_entropy"] = "cross_entropy"
     output: str | None = Field(default=None, description="The logits output; null: the first.")
-    labels: str | None = Field(default=None, description="Array of class numbers; null: the dataset's labels.")
+    labels: str | None = Field(default=None, description="Array of class indices; null: the dataset's labels.")
     smoothing: float = Field(default=0.0, ge=0.0, lt=1.0, description="Label smoothing (Szegedy et al. 2016).")
 
     def output_refs(self) -> dict[str, int | str]:
@@ -322,8 +322,8 @@ class QuantizationAwareTraining(AlgorithmBase):
         description="Oscillations per step, averaged, above which a weight is frozen at the end.",
     )
     device: Device = Field(default="auto", description="Device for training; auto: a GPU if there is one.")
-    autocast: bool = Field(default=True, description="On a GPU: compute in bfloat16 where that is safe.")
-    fixed_seed: int | None = Field(default=None, ge=0, description="Seed of all random choices; null: the config's.")
+    autocast: bool = Field(default=True, description="On a GPU, compute in bfloat16 where this is safe.")
+    fixed_seed: int | None = Field(default=None, ge=0, description="Random seed; null: the seed of the config.")
 
     DEFAULT_EPOCHS: ClassVar[int] = 30
     DEFAULT_STEPS: ClassVar[int] = 1000

@@ -51,10 +51,8 @@ class LabelRef(NamedTuple):
 
 
 class MetricBase(Contract):
-    """One declared metric.
-
-    ``output_refs`` and ``label_refs`` are keyed by the place in the metric that names the output or the array, as a
-    JSON pointer without its first slash.
+    """One declared metric. ``output_refs`` and ``label_refs`` map fields of the metric to the outputs and arrays that
+    they name; the keys are JSON pointers without the leading slash.
     """
 
     FACTS: ClassVar[MetricFacts] = MetricFacts()
@@ -62,7 +60,7 @@ class MetricBase(Contract):
     WHOLE: ClassVar[bool] = False
 
     name: str = Field(
-        default="", pattern=NAME_PATTERN, description="Its name in reports and gates; default: the kind with its knob."
+        default="", pattern=NAME_PATTERN, description="Name in reports and gates; default: the kind with its parameter."
     )
 
     @model_validator(mode="before")
@@ -105,7 +103,7 @@ class OfOutput(MetricBase):
 
 
 class Labelled(OfOutput):
-    """A metric of one model output against one array."""
+    """A metric of one model output and one array."""
 
     INTEGER_LABELS: ClassVar[bool] = True
 

@@ -18,16 +18,16 @@ MAX_INLINE_BYTES = 1 << 20
 
 
 class GraphSource(Contract):
-    """Where the graph is: in the config itself, or uploaded as a model."""
+    """Source of the graph: inline in the config, or an uploaded model."""
 
     base64: str | None = Field(
-        default=None, description=f"The .onnx file, at most {MAX_INLINE_BYTES} bytes, as base64 text."
+        default=None, description=f"The .onnx file, at most {MAX_INLINE_BYTES} bytes, in base64."
     )
     model_id: str | None = Field(
         default=None,
         min_length=1,
         max_length=MOST_REFERENCE_CHARS,
-        description="A model that the service has accepted: its id, or NAME@VERSION, NAME@ALIAS or NAME@latest.",
+        description="A validated model: its id, or NAME@VERSION, NAME@ALIAS or NAME@latest.",
     )
 
     @model_validator(mode="before")
@@ -76,9 +76,9 @@ def _decoded(text: str) -> bytes:
 
 
 class GraphInput(Contract):
-    """What feeds one input of the graph: exactly one of these."""
+    """Source of one graph input; set exactly one field."""
 
-    output: OutputRef | None = Field(default=None, description="An output of the model that is measured.")
+    output: OutputRef | None = Field(default=None, description="An output of the model under evaluation.")
     reference: OutputRef | None = Field(default=None, description="The same output of the float model.")
     array: ArrayName | None = Field(default=None, description="An array of the dataset.")
 
@@ -90,19 +90,21 @@ class GraphInput(Contract):
 
 
 class GraphMetric(MetricBase):
-    """A metric computed by a graph, batch by batch.
+    """A metric computed by an ONNX graph, batch by batch. Inputs are bound by name: to the model's output of that name,
+    to the dataset's labels if the name is ``labels``, else to the array of that name; ``inputs`` overrides this.
 
-    Its inputs are fed by name: with the model's output of that name, with the dataset's labels if it is ``labels``,
-    else with the array of that name; ``inputs`` says otherwise. With one output, a scalar, the metric is the mean over
-    all samples (of each batch's value, by its samples); with two, a sum and a count, it is the sum of the sums over
-    the sum of the counts. The last batch may be shorter than the others.
+    With one scalar output, the metric is the mean over all samples (the value of each batch, weighted by its number of
+    samples). With two outputs, a sum and a count, it is the total of the sums divided by the total of the counts. The
+    last batch may be smaller than the others.
     """
 
     kind: Literal["onnx"] = "onnx"
     graph: GraphSource
-    inputs: dict[str, GraphInput] = Field(default_factory=dict, max_length=64, description="By the graph's input.")
-    better: Better = Field(default="higher", description="Which direction is the better one.")
-    unit: str = Field(default="", max_length=16, description="For reports; '%' makes differences points.")
+    inputs: dict[str, GraphInput] = Field(
+        default_factory=dict, max_length=64, description="Sources by name of the graph's input."
+    )
+    better: Better = Field(default="higher", description="Whether higher or lower values are better.")
+    unit: str = Field(default="", max_length=16, description="Unit in reports; with '%', differences are in points.")
 
     @property
     def facts(self) -> MetricFacts:
@@ -150,19 +152,19 @@ def _place(name: str, word: str) -> str:
 
 
 class FunctionMetric(OfOutput):
-    """A number that a Python function gives, handed over beside the config in the same process.
-
-    It is called once per model, with one output over all samples, in their order; with ``against_float`` it gets the
-    float model's output first. A service runs nobody's functions and refuses it.
+    """A metric computed by a Python function that is passed together with the config in the same process. It is called
+    once per model with one output over all samples, in order; with ``against_float`` the float model's output is the
+    first argument. A service does not run user functions and refuses this metric.
     """
 
     WHOLE: ClassVar[bool] = True
 
     kind: Literal["function"] = "function"
-    better: Better = Field(default="higher", description="Which direction is the better one.")
-    unit: str = Field(default="", max_length=16, description="For reports; '%' makes differences points.")
+    better: Better = Field(default="higher", description="Whether higher or lower values are better.")
+    unit: str = Field(default="", max_length=16, description="Unit in reports; with '%', differences are in points.")
     against_float: bool = Field(
-        default=False, description="The function takes the float model's output and the quantized one's: a distance."
+        default=False,
+        description="Pass the float model's output and the quantized model's output to the function, for distances.",
     )
 
     @property

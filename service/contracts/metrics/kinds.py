@@ -13,19 +13,21 @@ Average = Literal["macro", "micro", "weighted"]
 
 
 class ClassMetric(Labelled):
-    """A metric of class numbers. Labels have the output's shape without its class axis, or hold ones besides.
-
-    The output may also hold the class numbers themselves.
+    """A classification metric. Labels have the output's shape without its class axis; additional axes of length 1 are
+    allowed. The output may also contain class indices.
     """
 
     class_axis: int | None = Field(
-        default=None, ge=1, le=7, description="Axis of the classes; null: the last, of [n, class, height, width] 1."
+        default=None,
+        ge=1,
+        le=7,
+        description="Axis of the classes; null: the last axis, or axis 1 of [n, class, height, width].",
     )
-    ignore_index: int | None = Field(default=None, description="Label of what does not count.")
+    ignore_index: int | None = Field(default=None, description="Label value to ignore.")
 
 
 class TopKMetric(ClassMetric):
-    """Share of labels that are among the k classes of the highest scores. Ties go to the smaller class number."""
+    """Share of labels among the k classes with the highest scores. Of equal scores, the lower class index wins."""
 
     @property
     def rank(self) -> int:
@@ -34,7 +36,7 @@ class TopKMetric(ClassMetric):
 
 
 class Top1(TopKMetric):
-    """Share of correct decisions."""
+    """Share of correct predictions."""
 
     kind: Literal["top1"] = "top1"
 
@@ -45,7 +47,7 @@ class Top1(TopKMetric):
 
 
 class Top5(TopKMetric):
-    """Share of labels among the first five."""
+    """Share of labels among the five classes with the highest scores."""
 
     kind: Literal["top5"] = "top5"
 
@@ -56,7 +58,7 @@ class Top5(TopKMetric):
 
 
 class AccuracyAtK(TopKMetric):
-    """Share of labels among the first ``k``."""
+    """Share of labels among the ``k`` classes with the highest scores."""
 
     kind: Literal["accuracy_at_k"] = "accuracy_at_k"
     k: int = Field(ge=1, le=10_000)
@@ -73,10 +75,12 @@ class AccuracyAtK(TopKMetric):
 
 
 class PerClassAccuracy(TopKMetric):
-    """Accuracy of every class that occurs in the labels; all of them are told in the report's details."""
+    """Accuracy of every class that occurs in the labels; the report's details list all of them."""
 
     kind: Literal["per_class_accuracy"] = "per_class_accuracy"
-    k: int = Field(default=1, ge=1, le=10_000, description="As of accuracy_at_k.")
+    k: int = Field(
+        default=1, ge=1, le=10_000, description="Number of highest-scoring classes considered, as for accuracy_at_k."
+    )
     reduce: Literal["mean", "worst"] = Field(
         default="mean", description="How the classes are reduced to the metric's value."
     )
@@ -88,7 +92,7 @@ class PerClassAccuracy(TopKMetric):
 
 
 class MeanIoU(ClassMetric):
-    """Intersection over union of segmentation maps: mean over the classes that occur in the labels or the output."""
+    """Intersection over union of segmentation maps: mean over all classes that occur in the labels or the output."""
 
     kind: Literal["mean_iou"] = "mean_iou"
 
@@ -99,12 +103,12 @@ class CountedMetric(ClassMetric):
     average: Average = Field(
         default="macro",
         description=(
-            "macro: mean over the classes that occur; micro: all decisions together; weighted: mean by the number of "
-            "labels."
+            "macro: mean over the classes that occur; micro: over all predictions; weighted: mean weighted by "
+            "the number of labels."
         ),
     )
     positive_class: int | None = Field(
-        default=None, ge=0, description="Judge this class alone, instead of an average over all."
+        default=None, ge=0, description="Compute the metric for this class only instead of an average over all classes."
     )
     threshold: float | None = Field(
         default=None,
@@ -142,25 +146,25 @@ class F1(CountedMetric):
 
 
 class Precision(CountedMetric):
-    """Share of the decisions for a class that are right; 0 where there are none."""
+    """Share of predictions of a class that are correct; 0 if there are none."""
 
     kind: Literal["precision"] = "precision"
 
 
 class Recall(CountedMetric):
-    """Share of a class's labels that were decided so; 0 where there are none."""
+    """Share of labels of a class that are predicted correctly; 0 if there are none."""
 
     kind: Literal["recall"] = "recall"
 
 
 class RegressionMetric(Labelled):
-    """A metric of predicted numbers; targets have the output's shape, ones aside."""
+    """A regression metric; targets have the output's shape, except for axes of length 1."""
 
     INTEGER_LABELS: ClassVar[bool] = False
 
 
 class RMSE(RegressionMetric):
-    """Root of the mean square error, in the target's unit."""
+    """Root mean square error, in the target's unit."""
 
     FACTS: ClassVar[MetricFacts] = MetricFacts("", "lower")
     kind: Literal["rmse"] = "rmse"
@@ -174,7 +178,8 @@ class MAE(RegressionMetric):
 
 
 class R2(RegressionMetric):
-    """Coefficient of determination: 1 for exact, 0 for no better than the targets' mean, below 0 for worse.
+    """Coefficient of determination: 1 for exact predictions, 0 for predictions no better than the targets' mean,
+    negative for worse ones.
 
     1 - sum (x - y)^2 / sum (y - mean y)^2; mean over the output's columns if it has several.
     """
@@ -191,46 +196,46 @@ class Pearson(RegressionMetric):
 
 
 class Spearman(RegressionMetric):
-    """Pearson's correlation of the ranks, equal values sharing theirs. Keeps every value in memory."""
+    """Pearson's correlation of the ranks; equal values share a rank. All values are kept in memory."""
 
     FACTS: ClassVar[MetricFacts] = MetricFacts("")
     kind: Literal["spearman"] = "spearman"
 
 
 class FidelityMetric(OfOutput):
-    """Nearness of an output to the float model's. Needs no labels; has no value for the float model itself."""
+    """Similarity of an output to the float model's output. Needs no labels; undefined for the float model itself."""
 
 
 class Agreement(FidelityMetric):
-    """Share of positions where both models decide alike."""
+    """Share of positions where both models predict the same class."""
 
     FACTS: ClassVar[MetricFacts] = MetricFacts("%", "higher", against_float=True, ideal=100.0)
     kind: Literal["agreement"] = "agreement"
 
 
 class Cosine(FidelityMetric):
-    """Cosine of the angle between both outputs, over all values."""
+    """Cosine similarity of both outputs, over all values."""
 
     FACTS: ClassVar[MetricFacts] = MetricFacts("", "higher", against_float=True, ideal=1.0)
     kind: Literal["cosine"] = "cosine"
 
 
 class SQNR(FidelityMetric):
-    """10 log10(sum x^2 / sum (x - x~)^2); 200 dB stands for identical outputs."""
+    """10 log10(sum x^2 / sum (x - x~)^2); 200 dB means identical outputs."""
 
     FACTS: ClassVar[MetricFacts] = MetricFacts("dB", "higher", against_float=True)
     kind: Literal["sqnr"] = "sqnr"
 
 
 class PSNR(FidelityMetric):
-    """10 log10(max |x|^2 / mean (x - x~)^2); 200 dB stands for identical outputs."""
+    """10 log10(max |x|^2 / mean (x - x~)^2); 200 dB means identical outputs."""
 
     FACTS: ClassVar[MetricFacts] = MetricFacts("dB", "higher", against_float=True)
     kind: Literal["psnr"] = "psnr"
 
 
 class KL(FidelityMetric):
-    """Mean of sum p log(p / p~) over all rows, p the soft-maxed scores of the float model."""
+    """Mean of sum p log(p / p~) over all rows, where p is the softmax of the float model's scores."""
 
     FACTS: ClassVar[MetricFacts] = MetricFacts("nats", "lower", against_float=True, ideal=0.0)
     kind: Literal["kl"] = "kl"
@@ -249,39 +254,44 @@ COCO_OVERLAPS = (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
 
 
 class BoxLabels(Contract):
-    """The arrays that hold the true boxes."""
+    """The arrays with the ground-truth boxes."""
 
-    boxes: ArrayName = Field(default="boxes", description="Array [n, most, 4].")
-    classes: ArrayName = Field(default="classes", description="Integers [n, most]; a negative one fills up.")
+    boxes: ArrayName = Field(default="boxes", description="Array [n, max, 4].")
+    classes: ArrayName = Field(default="classes", description="Integer array [n, max]; negative values are padding.")
     counts: ArrayName | None = Field(
-        default=None, description="Array [n] with the number of boxes of each sample, instead of negative classes."
+        default=None,
+        description="Array [n] with the number of boxes per sample, as an alternative to negative classes.",
     )
     box_format: BoxFormat = "xyxy"
 
 
 class MeanAveragePrecision(MetricBase):
-    """COCO's average precision: mean over the overlaps and over the classes that occur in the labels.
-
-    101-point interpolation, areas of all sizes, no crowds (Lin et al. 2014; pycocotools' AP).
+    """COCO average precision: mean over the IoU thresholds and over the classes that occur in the labels. 101-point
+    interpolation, areas of all sizes, no crowds (Lin et al. 2014; AP of pycocotools).
     """
 
     kind: Literal["map"] = "map"
     boxes: OutputRef = Field(description="Output [n, k, 4], after non-maximum suppression.")
-    scores: OutputRef = Field(description="Output [n, k], or [n, k, class] if there is no output of classes.")
-    classes: OutputRef | None = Field(default=None, description="Output [n, k] of class numbers.")
+    scores: OutputRef = Field(description="Output [n, k]; or [n, k, class] if there is no class output.")
+    classes: OutputRef | None = Field(default=None, description="Output [n, k] of class indices.")
     counts: OutputRef | None = Field(default=None, description="Output [n] with the number of valid boxes.")
     labels: BoxLabels = Field(default_factory=BoxLabels)
     box_format: BoxFormat = Field(
-        default="xyxy", description="Of the output: corners, corner and size, or center and size."
+        default="xyxy", description="Format of the output boxes: two corners, corner and size, or center and size."
     )
     box_scale: tuple[float, float] = Field(
-        default=(1.0, 1.0), description="Factors of x and y that bring the output to the labels' unit."
+        default=(1.0, 1.0), description="Factors for x and y that convert the output to the unit of the labels."
     )
-    class_offset: int = Field(default=0, description="Added to the output's class numbers.")
-    min_score: float = Field(default=0.0, description="Boxes at or below it are none.")
-    max_detections: int = Field(default=100, ge=1, le=10_000, description="Per sample and class, the best first.")
+    class_offset: int = Field(default=0, description="Offset added to the class indices of the output.")
+    min_score: float = Field(default=0.0, description="Boxes with this score or a lower one are ignored.")
+    max_detections: int = Field(
+        default=100, ge=1, le=10_000, description="Maximum number of boxes per sample and class, highest scores first."
+    )
     overlaps: tuple[_Overlap, ...] = Field(
-        default=COCO_OVERLAPS, min_length=1, max_length=100, description="IoU from which on a box is found."
+        default=COCO_OVERLAPS,
+        min_length=1,
+        max_length=100,
+        description="IoU thresholds; a box with at least this IoU counts as found.",
     )
 
     def output_refs(self) -> dict[str, int | str]:
@@ -301,27 +311,30 @@ class MeanAveragePrecision(MetricBase):
 
 
 class WordErrorRate(Labelled):
-    """Edits (insertions, deletions, substitutions) over the number of words in the labels, in percent.
+    """Edits (insertions, deletions, substitutions) divided by the number of words in the labels, in percent.
 
-    The output holds scores [n, time, class], or class numbers [n, time]; labels hold class numbers [n, words]. Every
-    class number is a word of its own unless ``separator`` says where words end.
+    The output contains scores [n, time, class] or class indices [n, time]; labels contain class indices [n, words].
+    Every class is one word unless ``separator`` is set.
     """
 
     FACTS: ClassVar[MetricFacts] = MetricFacts("%", "lower")
     kind: Literal["word_error_rate"] = "word_error_rate"
     decode: Literal["ctc_greedy", "argmax"] = Field(
         default="ctc_greedy",
-        description="ctc_greedy: the best class of each step, repeats merged, blanks left out; argmax: as it is.",
+        description="ctc_greedy: highest-scoring class per step, repeats merged, blanks removed; argmax: "
+        "highest-scoring class per step.",
     )
-    blank: int = Field(default=0, ge=0, description="The class that ctc_greedy leaves out.")
-    padding: int = Field(default=-1, description="Number that fills short sequences, in labels and decoded outputs.")
-    separator: int | None = Field(default=None, ge=0, description="The class between words, for outputs of letters.")
-    time_first: bool = Field(default=False, description="The output is [time, n, class].")
+    blank: int = Field(default=0, ge=0, description="The blank class that ctc_greedy removes.")
+    padding: int = Field(default=-1, description="Padding value of short sequences, in labels and decoded outputs.")
+    separator: int | None = Field(
+        default=None, ge=0, description="The class that separates words, for outputs of letters."
+    )
+    time_first: bool = Field(default=False, description="True if the output is [time, n, class].")
     label_lengths: ArrayName | None = Field(
         default=None, description="Array [n] with the length of each label sequence, instead of padding."
     )
     output_lengths: OutputRef | None = Field(
-        default=None, description="Output [n] with the number of steps of each sample; null: all."
+        default=None, description="Output [n] with the number of valid steps per sample; null: all steps."
     )
 
     def output_refs(self) -> dict[str, int | str]:
@@ -336,7 +349,7 @@ class WordErrorRate(Labelled):
 
 
 class Perplexity(Labelled):
-    """exp of the mean negative log probability of the labels. The output holds scores [n, ..., class]."""
+    """exp of the mean negative log probability of the labels. The output contains scores [n, ..., class]."""
 
     FACTS: ClassVar[MetricFacts] = MetricFacts("", "lower")
     kind: Literal["perplexity"] = "perplexity"
@@ -344,6 +357,6 @@ class Perplexity(Labelled):
         default="logits", description="What the output contains."
     )
     shift: bool = Field(
-        default=False, description="Position t is judged by the label at t + 1, for labels that are the input's tokens."
+        default=False, description="Compare position t with the label at t + 1, if the labels are the input tokens."
     )
-    ignore_index: int = Field(default=-100, description="Label of what does not count.")
+    ignore_index: int = Field(default=-100, description="Label value to ignore.")

@@ -20,10 +20,10 @@ _OWN_BIASES = ("int8", "int16")
 
 
 class Execution(Contract):
-    """What onnxruntime does with a model that a preset makes."""
+    """How onnxruntime runs a model quantized with a preset."""
 
-    native: bool = Field(description="True if its kernels compute on the quantized values themselves.")
-    statement: str = Field(description="The same in a sentence.")
+    native: bool = Field(description="True if its kernels compute on the quantized values directly.")
+    statement: str = Field(description="The same as a sentence.")
 
 
 class Preset(Contract):
@@ -32,9 +32,9 @@ class Preset(Contract):
     name: str
     description: str
     settings: dict[str, Any]
-    aliases: tuple[str, ...] = Field(default=(), description="Other names of ours.")
-    quark_names: tuple[str, ...] = Field(default=(), description="Names of the same recipe in AMD Quark.")
-    notes: tuple[str, ...] = Field(default=(), description="Where it deliberately differs from Quark's.")
+    aliases: tuple[str, ...] = Field(default=(), description="Other names of the preset.")
+    quark_names: tuple[str, ...] = Field(default=(), description="Names of the same preset in AMD Quark.")
+    notes: tuple[str, ...] = Field(default=(), description="Intended differences from the Quark preset.")
 
     @property
     def execution(self) -> Execution:

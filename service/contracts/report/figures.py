@@ -10,33 +10,33 @@ from service.contracts.base import Contract
 
 
 class Interval(Contract):
-    """Where a figure lies with ``confidence``, in the figure's own unit."""
+    """Interval that contains a figure with probability ``confidence``, in the figure's unit."""
 
     low: float
     high: float
     confidence: float = Field(default=0.95, gt=0, lt=1)
     method: Literal["wilson", "mcnemar", "bootstrap", "order_statistics", "student", "rule_of_three"] = Field(
-        description="How it was found: Wilson's score interval of a share, the paired difference of two shares, a "
-        "seeded bootstrap by sample, order statistics of repeated runs, Student's t over parts of the samples, or the "
-        "rule of three where no sample differs."
+        description="How it was computed: Wilson's score interval of a share, paired difference of two shares "
+        "(McNemar), bootstrap over samples with a fixed seed, order statistics of repeated runs, "
+        "Student's t over parts of the samples, or the rule of three if no sample differs."
     )
-    samples: int = Field(ge=1, description="Independent samples, or runs, that it rests on.")
+    samples: int = Field(ge=1, description="Number of independent samples or runs.")
 
 
 class Flips(Contract):
-    """Samples that one model gets right and the other one wrong; all others speak for neither model."""
+    """Prediction flips: samples that exactly one of the two models predicts correctly."""
 
-    lost: int = Field(ge=0, description="Right in the float model, wrong in the quantized one.")
-    won: int = Field(ge=0, description="Wrong in the float model, right in the quantized one.")
+    lost: int = Field(ge=0, description="Correct in the float model, wrong in the quantized model.")
+    won: int = Field(ge=0, description="Wrong in the float model, correct in the quantized model.")
     confident: int | None = Field(
         default=None,
         ge=0,
-        description="Lost ones that the float model gave at least 90 % of its probability; null: not known.",
+        description="Lost samples with a float confidence of at least 90 %; null if unknown.",
     )
 
 
 class ModelFigures(Contract):
-    """Figures of one model. Latency is the median of one run at batch 1, both models taken in turn."""
+    """Figures of one model. Latency is the median of single runs at batch size 1; both models run alternately."""
 
     metrics: dict[str, float] = Field(
         default_factory=dict, description="By name, in the units of the report's metrics; percent by default."
@@ -53,25 +53,34 @@ class MetricFigures(Contract):
 
     name: str
     kind: str
-    unit: str = Field(description="'%', 'dB', 'nats'; empty for none, or the target's own.")
+    unit: str = Field(
+        description="Unit, such as '%', 'dB', 'nats' or that of the target; empty if the metric has none."
+    )
     better: Literal["higher", "lower"]
     float_: float | None = Field(
         alias="float",
         serialization_alias="float",
-        description="Of the float model; null for what compares with it, and for what is undefined.",
+        description="Value of the float model; null if undefined, and for metrics that compare with the float model.",
     )
-    quantized: float | None = Field(description="Of the quantized model; null: undefined.")
+    quantized: float | None = Field(description="Value of the quantized model; null if undefined.")
     drop: float | None = Field(
-        description="Change for the worse, in the metric's unit; negative: better than float. Null: not defined."
+        description="Drop compared with the float model, in the metric's unit; negative if the quantized model is "
+        "better. Null if undefined."
     )
-    samples: int | None = Field(default=None, description="That it was measured on; null: not known.")
-    float_interval: Interval | None = Field(default=None, description="Of the float model's value.")
-    quantized_interval: Interval | None = Field(default=None, description="Of the quantized model's value.")
+    samples: int | None = Field(default=None, description="Number of samples measured; null if unknown.")
+    float_interval: Interval | None = Field(default=None, description="Confidence interval of the float model's value.")
+    quantized_interval: Interval | None = Field(
+        default=None, description="Confidence interval of the quantized model's value."
+    )
     drop_interval: Interval | None = Field(
-        default=None, description="Of the drop, both models compared on the same samples in pairs."
+        default=None,
+        description="Confidence interval of the drop; both models are compared on the same samples (paired).",
     )
     p_value: float | None = Field(
-        default=None, ge=0, le=1, description="Chance of a difference as large as this if neither model was better."
+        default=None,
+        ge=0,
+        le=1,
+        description="Probability of a difference at least this large if the two models were equally good.",
     )
     flips: Flips | None = Field(default=None, description="Prediction flips, where the metric is a share of samples.")
     chance: float | None = Field(
@@ -81,7 +90,7 @@ class MetricFigures(Contract):
 
 
 class OutputFidelity(Contract):
-    """Distance of one model output from the float model's; None where undefined (e.g. not a float tensor)."""
+    """Fidelity of one model output to the float model's; null where undefined, such as for non-float tensors."""
 
     name: str
     sqnr_db: float | None
@@ -90,8 +99,8 @@ class OutputFidelity(Contract):
 
 
 class Fidelity(Contract):
-    """Distance of the quantized outputs from the float outputs over the evaluation data. ``sqnr_db`` is the worst
-    output's.
+    """Fidelity of the quantized outputs to the float outputs over the evaluation data. ``sqnr_db`` is that of the worst
+    output.
     """
 
     sqnr_db: float | None
@@ -110,24 +119,28 @@ class Fidelity(Contract):
 
 
 class MachineLoad(Contract):
-    """What else the machine did while something was timed; null where the system does not tell."""
+    """Load on the machine while latency was measured; null if the system does not report it."""
 
-    cpu_count: int = Field(ge=1, description="CPUs that this process may use.")
-    load_average: float | None = Field(default=None, description="Of the last minute.")
+    cpu_count: int = Field(ge=1, description="Number of CPUs available to the process.")
+    load_average: float | None = Field(default=None, description="Load average of the last minute.")
     other_busy_percent: float | None = Field(
-        default=None, ge=0, le=100, description="Share of all CPU time that other processes took meanwhile."
+        default=None,
+        ge=0,
+        le=100,
+        description="Share of all CPU time that other processes used during the measurement.",
     )
 
 
 class LatencyFigures(Contract):
-    """Both models timed in turn, run by run, so that what else the machine does hits either alike."""
+    """Latency of both models, run alternately, so that other load on the machine affects both equally."""
 
-    float_ms: float = Field(description="Median of one run.")
+    float_ms: float = Field(description="Median of single runs.")
     quantized_ms: float
     float_interval_ms: Interval
     quantized_interval_ms: Interval
     ratio: float = Field(
-        description="Quantized over float: of the fastest runs of blocks that followed each other, the median."
+        description="Quantized divided by float latency: the median over consecutive blocks of the ratio of their "
+        "fastest runs."
     )
     ratio_interval: Interval
     verdict: Literal["faster", "slower", "undecided"] = Field(
@@ -138,7 +151,7 @@ class LatencyFigures(Contract):
         description="Why these figures do not predict latency on the target, such as a preset that is simulated on "
         "this CPU; null: they do.",
     )
-    runs: int = Field(ge=1, description="Timed runs of either model.")
+    runs: int = Field(ge=1, description="Number of timed runs per model.")
     batch_size: int = Field(ge=1)
     threads: int = Field(ge=1)
     load: MachineLoad
@@ -152,7 +165,7 @@ SANITY = "sanity"
 
 
 class GateClause(Contract):
-    """One condition of the gate and whether it held; ``metric`` is what max_drop, min_value and max_value judge."""
+    """One condition of the gate and its result; ``metric`` is the metric of max_drop, min_value and max_value."""
 
     clause: str
     metric: str | None = None
@@ -164,7 +177,7 @@ class GateClause(Contract):
     samples_needed: int | None = Field(
         default=None, ge=1, description="Number of samples that would decide it, about; null: decided, or not known."
     )
-    why: str | None = Field(default=None, description="Why it is undecided.")
+    why: str | None = Field(default=None, description="Why the condition is undecided.")
 
     @property
     def is_collapse(self) -> bool:
@@ -173,30 +186,31 @@ class GateClause(Contract):
 
 
 class KernelFigures(Contract):
-    """One form: standard is DequantizeLinear and MatMul, matmul_nbits is com.microsoft.MatMulNBits."""
+    """Figures of one form: standard is DequantizeLinear and MatMul; matmul_nbits is com.microsoft.MatMulNBits."""
 
     form: Literal["standard", "matmul_nbits"]
-    emitted: bool = Field(description="True for the form that the model is written in.")
+    emitted: bool = Field(description="True for the form used in the returned model.")
     accuracy_level: int | None = Field(
         default=None,
         description="Of MatMulNBits, as configured; null for the standard form, where the runtime decides.",
     )
-    float_ms: float = Field(description="Of the float model, timed in turn with this form.")
+    float_ms: float = Field(description="Latency of the float model, run alternately with this form.")
     latency_ms: float
-    ratio: float = Field(description="Over the float model's latency.")
+    ratio: float = Field(description="Latency divided by the float model's latency.")
     ratio_interval: Interval
     sqnr_db: float | None = Field(
-        description="Of the worst output against the float model, by onnxruntime; null where it has none."
+        description="SQNR of the worst output compared with the float model, measured with onnxruntime; null if "
+        "undefined."
     )
-    samples: int = Field(ge=1, description="That the SQNR was measured on, the same for both forms.")
+    samples: int = Field(ge=1, description="Number of samples for the SQNR; the same for both forms.")
 
 
 class Kernels(Contract):
-    """Both forms, measured, or why only one was."""
+    """Comparison of both forms, or the reason why only one was measured."""
 
-    products: int = Field(ge=1, description="Nodes that may be written in either form.")
+    products: int = Field(ge=1, description="Number of nodes that can be written in either form.")
     forms: tuple[KernelFigures, ...] = ()
-    reason: str | None = Field(default=None, description="Why they were not compared.")
+    reason: str | None = Field(default=None, description="Why the forms were not compared.")
     reason_code: str | None = Field(default=None, description="Stable code of the reason; docs/reasons.md lists them.")
 
 
@@ -204,12 +218,14 @@ FallbackKind = Literal["planned", "reduced", "float"]
 
 
 class RegionFigures(Contract):
-    """Quantized nodes whose Q/DQ pairs were taken off to see what they cost."""
+    """Quantized nodes whose Q/DQ pairs were removed to measure their cost."""
 
-    kind: str = Field(description="What its nodes do: convolution, elementwise ...; or region, of all kinds.")
+    kind: str = Field(
+        description="Kind of operation, such as convolution or elementwise; region for nodes of different kinds."
+    )
     nodes: tuple[str, ...]
     ratio: float | None = Field(
-        default=None, description="Latency of the model without its pairs over that of the model with them."
+        default=None, description="Latency without the Q/DQ pairs divided by latency with them."
     )
     ratio_interval: Interval | None = None
     outcome: Literal["taken_off", "kept", "untried"] = Field(
@@ -217,31 +233,37 @@ class RegionFigures(Contract):
             "taken_off: the model without its pairs is faster by the whole interval, also together with all others."
         )
     )
-    why: str | None = Field(default=None, description="Why it was not tried.")
+    why: str | None = Field(default=None, description="Why the region was not tried.")
 
 
 class FallbackCandidate(Contract):
-    """A model that might be returned."""
+    """A candidate for the returned model."""
 
-    kind: FallbackKind = Field(description="As planned, with fewer Q/DQ pairs, or the float model.")
-    nodes_taken_off: int = Field(ge=0, description="Quantized nodes of the plan that are in float in it.")
+    kind: FallbackKind = Field(
+        description="planned: as planned; reduced: with fewer Q/DQ pairs; float: the float model."
+    )
+    nodes_taken_off: int = Field(
+        ge=0, description="Number of nodes that the plan quantizes and this candidate keeps in float."
+    )
     size_bytes: int
-    latency_ratio: float = Field(description="Over the float model's; of that itself 1.")
-    latency_interval: Interval | None = Field(default=None, description="None for the float model.")
+    latency_ratio: float = Field(description="Latency divided by the float model's latency; 1 for the float model.")
+    latency_interval: Interval | None = Field(default=None, description="Null for the float model.")
     gate: tuple[GateClause, ...] = Field(
-        default=(), description="All conditions but those of latency, with the goal and the bytes of a search."
+        default=(), description="All conditions except latency, including the goal and the size budget of a search."
     )
     holds: bool | None = Field(description="Whether all of them are met; null: not measured for lack of time.")
     chosen: bool = False
 
 
 class Fallback(Contract):
-    """Why another model than the planned one was looked for, what was tried, and what is returned."""
+    """Why a fallback was necessary, which candidates were tried, and which one is returned."""
 
-    because: str = Field(description="The condition that the planned model broke, with its figures.")
-    reason: str = Field(description="Why the chosen one was.")
-    candidates: tuple[FallbackCandidate, ...] = Field(description="The planned model, reduced ones, the float model.")
-    regions: tuple[RegionFigures, ...] = Field(default=(), description="In the order in which they were tried.")
+    because: str = Field(description="The condition that the planned model failed, with its figures.")
+    reason: str = Field(description="Why this candidate was chosen.")
+    candidates: tuple[FallbackCandidate, ...] = Field(
+        description="The planned model, reduced models and the float model."
+    )
+    regions: tuple[RegionFigures, ...] = Field(default=(), description="Regions in the order in which they were tried.")
     why_no_regions: str | None = Field(default=None, description="Why pairs were not removed region by region.")
     seconds: float = Field(ge=0)
 

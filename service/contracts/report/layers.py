@@ -13,9 +13,8 @@ from service.contracts.specs import TensorRange
 
 
 class Histogram(Contract):
-    """Values in bins of equal width, with the limits beyond which the quantized model clips.
-
-    Of large tensors a sample is counted: about a million values of a weight, 16384 of an activation.
+    """Histogram with bins of equal width, and the limits beyond which the quantized model clips. Large tensors are
+    sampled: about a million values of a weight, 16384 of an activation.
     """
 
     minimum: float
@@ -25,53 +24,53 @@ class Histogram(Contract):
         default=None, description="Smallest value that the grid, or the widest of several, represents."
     )
     clip_high: float | None = Field(default=None, description="Largest value that the grid represents.")
-    clipped_percent: float | None = Field(default=None, ge=0, le=100, description="Share of the values beyond them.")
+    clipped_percent: float | None = Field(default=None, ge=0, le=100, description="Share of values beyond the limits.")
 
 
 class LayerFigures(Contract):
-    """One node of the prepared graph, or the nodes that run as one; those of sub-graphs have rows of their own, too."""
+    """Figures of one node of the prepared graph, or of fused nodes; nodes of subgraphs have their own rows."""
 
     name: str
     op: str
     weight_dtype: str | None = None
     activation_dtype: str | None = None
     sqnr_db: float | None = Field(
-        default=None, description="Of the node's output in the quantized network, against the float network."
+        default=None, description="SQNR of the node's output in the quantized network compared with the float network."
     )
     reason: str | None = Field(
         default=None,
         description=(
-            "Why the node was left in float; null for a quantized node. Begins with 'not applicable' for a node that "
-            "makes no floats."
+            "Why the node stays in float; null for a quantized node. Starts with 'not applicable' for a node "
+            "without float outputs."
         ),
     )
     reason_code: str | None = Field(default=None, description="Stable code of the reason; docs/reasons.md lists them.")
     activation_reason: str | None = Field(
-        default=None, description="Why the activations of a node with a quantized weight were left in float."
+        default=None, description="Why the activations stay in float although the weight is quantized."
     )
     activation_reason_code: str | None = None
     bias_reason: str | None = Field(
-        default=None, description="Why the bias of a node with a quantized weight was left in float."
+        default=None, description="Why the bias stays in float although the weight is quantized."
     )
     bias_reason_code: str | None = None
     gain: dict[str, float] = Field(
         default_factory=dict,
         description=(
-            "By algorithm that changed this node: sqnr_db minus the same figure of the model quantized without the "
-            "algorithm, in dB, measured on the same samples. What the algorithm gained in nodes before it is part of "
-            "it; negative where it did harm."
+            "Gain per algorithm that changed this node, in dB: sqnr_db minus the SQNR of the model quantized "
+            "without the algorithm, measured on the same samples. Includes gains in preceding nodes; negative "
+            "if the algorithm made it worse."
         ),
     )
-    nodes: tuple[str, ...] = Field(
-        default=(), description="All nodes of the row in their order; the first is ``name``."
-    )
+    nodes: tuple[str, ...] = Field(default=(), description="All nodes of the row, in order; the first is ``name``.")
     weight_bytes: int | None = Field(
         default=None,
         ge=0,
-        description="Of its constants in the quantized file, with their scales and zero points; null: it has none. "
-        "What rows share counts in each.",
+        description="Bytes of the row's constants in the quantized file, including scales and zero points; null if it "
+        "has none. Shared constants count in each row.",
     )
-    float_weight_bytes: int | None = Field(default=None, ge=0, description="Of the same in the float file.")
+    float_weight_bytes: int | None = Field(
+        default=None, ge=0, description="Bytes of the same constants in the float file."
+    )
     latency_percent: float | None = Field(
         default=None,
         ge=0,
@@ -86,9 +85,10 @@ class LayerFigures(Contract):
         description="Error contribution: the part of all error that this layer itself adds, about; the sum over "
         "``causes``. Null: not estimated, as nothing was lost.",
     )
-    weight_histogram: Histogram | None = Field(default=None, description="Of the float weight.")
+    weight_histogram: Histogram | None = Field(default=None, description="Histogram of the float weight.")
     activation_histogram: Histogram | None = Field(
-        default=None, description="Of the float model's result of the row. Only quantized rows of low SQNR have any."
+        default=None,
+        description="Histogram of the row's output in the float model. Only for quantized rows with a low SQNR.",
     )
 
 
@@ -112,12 +112,14 @@ def contributing_layers(layers: Iterable[LayerFigures], most: int | None = None)
 
 
 class PreparationStep(Contract):
-    """What one preparation pass did, or why it did nothing."""
+    """What a preparation pass changed, or why it changed nothing."""
 
     name: str
     applied: bool
     detail: str
-    reason_code: str | None = Field(default=None, description="Why it did nothing; null for a pass that did something.")
+    reason_code: str | None = Field(
+        default=None, description="Why the pass changed nothing; null if it changed something."
+    )
     left: dict[str, str] = Field(
         default_factory=dict,
         description="By name of an unchanged node: the code of its reason; the detail contains its words.",
@@ -125,145 +127,152 @@ class PreparationStep(Contract):
 
 
 class Score(Contract):
-    """How near a model is to the float one on the samples held back for judging; None where undefined."""
+    """Fidelity to the float model on the held-out samples; null where undefined."""
 
-    sqnr_db: float | None = Field(description="Of the worst output.")
-    metric: str = Field(default="top1", description="The first declared metric, or top1.")
+    sqnr_db: float | None = Field(description="SQNR of the worst output.")
+    metric: str = Field(default="top1", description="Name of the metric: the first declared one, or top1.")
     value: float | None = Field(
         default=None, description="Of the metric, where the calibration data contains the labels that it needs."
     )
 
 
 class RangeChange(Contract):
-    """The range of one tensor before and after an algorithm that moves ranges."""
+    """Range of one tensor before and after an algorithm that changes ranges."""
 
     tensor: str
     kind: Literal["weight", "activation"]
-    node: str | None = Field(default=None, description="The node that reads a weight.")
+    node: str | None = Field(default=None, description="For a weight, the node that reads it.")
     before: TensorRange
     after: TensorRange
     spread_before: float | None = Field(
         default=None,
-        description="Range of the widest channel divided by that of the median one; channels of zeros do not count.",
+        description="Range of the widest channel divided by the range of the median channel; all-zero channels are "
+        "ignored.",
     )
     spread_after: float | None = None
 
 
 class ReconstructionError(Contract):
-    """Mean square error of a layer's outputs, behind its activation function, on the samples it was solved on."""
+    """Mean square error of a layer's outputs after its activation function, on the samples used for reconstruction."""
 
     before: float
     after: float
 
 
 class TrainingEpoch(Contract):
-    """One epoch of a training."""
+    """Figures of one training epoch."""
 
-    epoch: int = Field(description="From 1; 0 is the network before training.")
-    steps: int = Field(description="Taken since the beginning.")
-    train_loss: float | None = Field(description="Mean over the epoch; null for epoch 0.")
+    epoch: int = Field(description="Number of the epoch, starting at 1; 0 is the network before training.")
+    steps: int = Field(description="Number of steps since the start.")
+    train_loss: float | None = Field(description="Mean loss of the epoch; null for epoch 0.")
     validation_loss: float | None = Field(description="Of the held-out samples, in the network as it is emitted.")
-    metric: float | None = Field(description="Of the same samples; null where it is undefined.")
-    learning_rate: float = Field(description="Of weights, in the epoch's last step.")
-    oscillating: float = Field(description="Share of weights that keep jumping between two integers.")
+    metric: float | None = Field(description="Metric on the same samples; null if undefined.")
+    learning_rate: float = Field(description="Learning rate of the weights in the last step of the epoch.")
+    oscillating: float = Field(description="Share of weights that oscillate between two integers.")
     frozen: float = Field(description="Share of weights frozen for that reason.")
 
 
 class TrainingFigures(Contract):
-    """How a training went."""
+    """Figures of a training."""
 
     epochs: tuple[TrainingEpoch, ...]
     best_epoch: int = Field(description="The selected epoch.")
-    metric: str | None = Field(description="What the best epoch was chosen by; null: the validation loss.")
-    samples: int = Field(description="Samples trained on.")
+    metric: str | None = Field(description="Metric used to select the best epoch; null: the validation loss.")
+    samples: int = Field(description="Number of training samples.")
     validation_samples: int
-    learning_rate: float = Field(description="Of weights, at its peak.")
+    learning_rate: float = Field(description="Peak learning rate of the weights.")
     device: str
-    ended: Literal["epochs", "steps", "seconds", "patience", "diverged"] = Field(description="What ended it.")
+    ended: Literal["epochs", "steps", "seconds", "patience", "diverged"] = Field(description="Why the training ended.")
 
 
 class AlgorithmFigures(Contract):
-    """What became of one entry of ``algorithms``."""
+    """Result of one entry of ``algorithms``."""
 
     method: str
-    kept: bool = Field(description="False if it had nothing to do, or was undone because it made the network worse.")
-    summary: str = Field(description="What it did, or why it was undone or had nothing to do.")
-    reason_code: str | None = Field(default=None, description="Why it was not kept; null for one that was.")
-    before: Score | None = Field(default=None, description="Without it; null where it was not judged.")
-    after: Score | None = Field(default=None, description="With it.")
-    samples: int = Field(default=0, description="Samples it was judged on.")
-    nodes: int = Field(default=0, description="Nodes that it changed.")
-    search: Search | None = Field(default=None, description="What a search has tried.")
+    kept: bool = Field(
+        description="False if the algorithm changed nothing, or was reverted because it made the network worse."
+    )
+    summary: str = Field(description="What the algorithm did, or why it was reverted or changed nothing.")
+    reason_code: str | None = Field(default=None, description="Why the algorithm was not kept; null if it was.")
+    before: Score | None = Field(default=None, description="Score without the algorithm; null if it was not evaluated.")
+    after: Score | None = Field(default=None, description="Score with the algorithm.")
+    samples: int = Field(default=0, description="Number of samples for the scores.")
+    nodes: int = Field(default=0, description="Number of changed nodes.")
+    search: Search | None = Field(default=None, description="Trials of a search.")
     reconstruction: dict[str, ReconstructionError] = Field(
-        default_factory=dict, description="By node, for steps that reconstruct layers one by one; never rises."
+        default_factory=dict,
+        description="Error by node, for algorithms that reconstruct layers one by one; never increases.",
     )
     ranges: tuple[RangeChange, ...] = Field(
-        default=(), description="Ranges before and after, of an algorithm that moves them."
+        default=(), description="Ranges before and after, for algorithms that change ranges."
     )
-    training: TrainingFigures | None = Field(default=None, description="How it went, of an algorithm that trains.")
+    training: TrainingFigures | None = Field(
+        default=None, description="Figures of the training, for algorithms that train."
+    )
 
 
 Severity = Literal["critical", "warning", "info"]
 
 
 class Finding(Contract):
-    """Something about the model or the data that the figures alone do not tell."""
+    """A fact about the model or the data that affects how the figures must be read."""
 
-    code: str = Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", description="Stable; docs/findings.md lists all.")
+    code: str = Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", description="Stable code; docs/findings.md lists all codes.")
     severity: Severity = Field(description="critical: do not use model or figures before it is fixed.")
     message: str = Field(description="What was found, with its figures.")
     hint: str | None = Field(default=None, description="What to do next.")
     where: dict[str, str | int | float] = Field(
-        default_factory=dict, description="Where: input, output, metric, dataset, node."
+        default_factory=dict, description="Location: input, output, metric, dataset or node."
     )
     undermines_verdict: bool = Field(
-        default=False, description="True if no statement about accuracy can be made: such clauses are undecided."
+        default=False,
+        description="True if no statement about accuracy is possible: accuracy clauses are then undecided.",
     )
 
 
 class CausePlace(Contract):
-    """A node where a cause of error is at work."""
+    """A node that is affected by a cause of error."""
 
     node: str = Field(description="Name in the prepared graph; empty: the whole network.")
-    error_percent: float = Field(ge=0, le=100, description="Part of all error that comes from here, about.")
-    fact: str = Field(description="What was found there, with its figures.")
+    error_percent: float = Field(ge=0, le=100, description="Approximate share of the total error, in percent.")
+    fact: str = Field(description="What was found in the node, with its figures.")
 
 
 class Cause(Contract):
-    """What the error of the quantized model comes from.
+    """A cause of the quantized model's error.
 
-    Parts are estimates: error beside signal in the mean over the channels of each weight and activation by itself, in
-    parts of the sum of all.
+    Shares are estimates: for each weight and activation on its own, the ratio of error to signal, averaged over
+    channels, as a share of the sum of all.
     """
 
-    kind: str = Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", description="Stable; docs/advice.md lists all.")
-    message: str = Field(description="What it is, in words.")
-    error_percent: float = Field(ge=0, le=100, description="Part of all error, about.")
-    places: tuple[CausePlace, ...] = Field(description="Where, the worst first.")
+    kind: str = Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", description="Stable code; docs/advice.md lists all codes.")
+    message: str = Field(description="Description of the cause.")
+    error_percent: float = Field(ge=0, le=100, description="Approximate share of the total error, in percent.")
+    places: tuple[CausePlace, ...] = Field(description="Affected nodes, worst first.")
     places_left_out: int = Field(default=0, ge=0, description="Further places, which are left out.")
 
 
 class AdviceFigure(Contract):
-    """What a piece of advice did where it was tried."""
+    """Measured effect of an advice that was tried."""
 
     metric: str = Field(description="Name of a metric, or sqnr_db.")
     unit: str
-    before: float | None = Field(description="Of the quantized model of this report.")
-    after: float | None = Field(description="Of the model quantized with the advice.")
+    before: float | None = Field(description="Value for the quantized model of this report.")
+    after: float | None = Field(description="Value for the model quantized with the advice.")
     samples: int = Field(ge=1)
-    seconds: float = Field(ge=0, description="That the trial took.")
+    seconds: float = Field(ge=0, description="Duration of the trial.")
 
 
 class Advice(Contract):
-    """What would help, as a fragment of a config."""
+    """A suggested change of the config."""
 
     code: str = Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", description="Stable.")
-    because: str = Field(description="The facts that it follows from, with their figures.")
+    because: str = Field(description="The facts behind the advice, with their figures.")
     message: str = Field(description="What to do, in one sentence.")
     config: dict[str, Any] = Field(
-        description="JSON merge patch (RFC 7396) of the report's ``manifest.config``; empty: no config helps."
+        description="JSON merge patch (RFC 7396) for the report's ``manifest.config``; empty if no config change helps."
     )
-    nodes: tuple[str, ...] = Field(default=(), description="That it is about; empty: the whole network.")
+    nodes: tuple[str, ...] = Field(default=(), description="Nodes that the advice concerns; empty: the whole network.")
     status: Literal["tried", "untried"]
-    helped: bool | None = Field(default=None, description="Of what was tried: whether it did.")
-    figure: AdviceFigure | None = Field(default=None, description="Of what was tried.")
+    helped: bool | None = Field(default=None, description="Whether the advice helped; null if it was not tried.")
+    figure: AdviceFigure | None = Field(default=None, description="Measured effect; null if it was not tried.")

@@ -88,7 +88,7 @@ _STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_1}
 
 
 class StageFigures(Contract):
-    """Cost of one stage of the run."""
+    """Cost of one stage of the job."""
 
     name: str
     seconds: float
@@ -96,11 +96,11 @@ class StageFigures(Contract):
 
 
 class Manifest(Contract):
-    """Everything needed to make the same bytes again."""
+    """Everything needed to reproduce the model byte for byte."""
 
     engine_version: str
     model_sha256: str
-    calibration_sha256: str | None = Field(description="Null: random inputs took the place of a dataset.")
+    calibration_sha256: str | None = Field(description="Null if random inputs were used instead of a dataset.")
     evaluation_sha256: str | None
     calibration_preprocessing: PreprocessingSpec | None = Field(default_factory=PreprocessingSpec)
     evaluation_preprocessing: PreprocessingSpec | None = None
@@ -112,7 +112,7 @@ class Manifest(Contract):
     threads: int
     timed_choice: bool = Field(
         default=False,
-        description="True if measured latency has chosen the model: another run may give other bytes.",
+        description="True if measured latency decided which model was chosen: another run may give different bytes.",
     )
     config_sha256: str | None = Field(
         default=None, description="Of the canonical JSON of config. Null: of a version that did not report it."
@@ -120,8 +120,9 @@ class Manifest(Contract):
     manifest_sha256: str | None = Field(
         default=None,
         description=(
-            "Of the canonical JSON (sorted keys, no blanks) of this manifest without itself, the digests of the output,"
-            " threads, timed_choice and the evaluation data's two fields; the model's file carries it."
+            "SHA-256 of the canonical JSON (sorted keys, no whitespace) of this manifest without this field, "
+            "the digests of the output, threads, timed_choice and the two fields of the evaluation data; also "
+            "stored in the model's file."
         ),
     )
 
@@ -143,33 +144,41 @@ class Report(Brief, Contract):
     schema_version: Literal[2] = 2
     verdict: Verdict
     gate: tuple[GateClause, ...] = ()
-    findings: tuple[Finding, ...] = Field(default=(), description="To be read before all figures; the worst first.")
+    findings: tuple[Finding, ...] = Field(
+        default=(), description="Facts to know before reading the figures; worst first."
+    )
     causes: tuple[Cause, ...] = Field(
         default=(), description="Causes of error, the largest first; estimated where something was lost."
     )
-    advice: tuple[Advice, ...] = Field(default=(), description="What would help, the most helpful first.")
-    summary: str = Field(description="One sentence for people.")
+    advice: tuple[Advice, ...] = Field(default=(), description="Suggested changes, most helpful first.")
+    summary: str = Field(description="Summary in one sentence.")
     float_: ModelFigures = Field(alias="float", serialization_alias="float")
     quantized: ModelFigures
-    metrics: tuple[MetricFigures, ...] = Field(default=(), description="Of both models, in the order declared.")
+    metrics: tuple[MetricFigures, ...] = Field(
+        default=(), description="Metrics of both models, in the order of the config."
+    )
     fidelity: Fidelity
-    latency: LatencyFigures | None = Field(default=None, description="Null: not timed.")
+    latency: LatencyFigures | None = Field(default=None, description="Null if latency was not measured.")
     kernels: Kernels | None = Field(
-        default=None, description="Both forms of products with weights in blocks; null: no product has two."
+        default=None,
+        description="Both forms of matrix products with block-wise weights; null if no product has two forms.",
     )
     fallback: Fallback | None = Field(
-        default=None, description="What was tried because the quantized model was too slow; null: nothing."
+        default=None,
+        description="Search for a faster model if the quantized model was too slow; null if none was needed.",
     )
     layers: tuple[LayerFigures, ...] = Field(
         description="Quantized layers by error contribution, the largest first, or by SQNR, the lowest first, where "
         "nothing was lost; then the nodes left in float."
     )
     preparation: tuple[PreparationStep, ...]
-    algorithms: tuple[AlgorithmFigures, ...] = Field(default=(), description="In the order in which they ran.")
+    algorithms: tuple[AlgorithmFigures, ...] = Field(
+        default=(), description="Algorithms in the order in which they ran."
+    )
     notes: tuple[str, ...] = ()
     tensor_ranges: dict[str, TensorRange] = Field(
         default_factory=dict,
-        description="Calibrated ranges by tensor: what a config's tensor_ranges takes, to save the calibration.",
+        description="Calibrated ranges by tensor; pass them as tensor_ranges of a config to skip calibration.",
     )
     stages: tuple[StageFigures, ...]
     manifest: Manifest
