@@ -191,7 +191,8 @@ class Report(Brief, Contract):
         yield "size", changes.size_change(self.float_.size_bytes, self.quantized.size_bytes).words
         yield "latency", "" if self.latency is None else changes.latency_change_of(self.latency).words
         yield "SQNR", "" if self.fidelity.sqnr_db is None else f"{self.fidelity.sqnr_db:.2f} dB"
-        yield "nodes", self.summary.rpartition("; ")[2].removesuffix(".")
+        quantized = sum(len(layer.nodes) for layer in self.layers if layer.reason is None)
+        yield "nodes", f"{quantized} quantized" if quantized else "none quantized"
 
     @property
     def critical_findings(self) -> tuple[Finding, ...]:

@@ -1,4 +1,4 @@
-"""``quantmill.quantize``: the bytes of the command line's run; arrays and functions; names that are there when asked."""
+"""``quantmill.quantize``: the bytes of the command line's run, arrays, functions; names that are there when asked."""
 
 from __future__ import annotations
 
@@ -27,11 +27,8 @@ def quantize(**given: Any) -> quantmill.Quantized:
 
 def test_the_bytes_are_those_of_the_command_line(tmp_path: Path) -> None:
     here, there = tmp_path / "here.onnx", tmp_path / "there.onnx"
-    done = CliRunner().invoke(
-        app,
-        ["quantize", MODEL, "--calibration", CALIBRATION, "--evaluation", EVALUATION]
-        + ["--preprocessing", PREPROCESSING, "--threads", "1", "--output", str(there)],
-    )
+    words = f"--calibration {CALIBRATION} --evaluation {EVALUATION} --threads 1 --output {there}".split()
+    done = CliRunner().invoke(app, ["quantize", MODEL, *words, "--preprocessing", PREPROCESSING])
     assert done.exit_code == 0, done.output
     result = quantize(evaluation=EVALUATION, output=here)
     assert here.read_bytes() == there.read_bytes()
@@ -40,7 +37,7 @@ def test_the_bytes_are_those_of_the_command_line(tmp_path: Path) -> None:
     assert result._repr_html_().startswith("<table><caption>Quantized")
 
 
-def test_arrays_and_functions(tmp_path: Path) -> None:
+def test_arrays_and_functions() -> None:
     evaluation = dict(np.load(EVALUATION))
 
     def share(scores: np.ndarray) -> float:
