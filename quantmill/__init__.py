@@ -1,6 +1,8 @@
 """Quantmill's doors for Python: what users import. Alone it loads neither torch, onnxruntime nor the server.
 
-``Client`` and ``AsyncClient``: a service, and the errors that its calls raise; loaded when they are first named.
+``quantize``: an ONNX model in, a quantized one out, as the command ``quantmill quantize`` does.
+``Client`` and ``AsyncClient``: a service, and the errors that its calls raise; loaded when they are first named,
+as are the modules below.
 ``quantmill.torch``: modules of PyTorch in, quantized ONNX out. ``quantmill.quark``: the names of AMD Quark for ONNX.
 """
 
@@ -9,6 +11,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from quantmill import mlflow, quark, torch, webhooks
+    from quantmill.files import quantize
+    from quantmill.running import Quantized
     from service.client import (
         ApiError,
         AsyncClient,
@@ -31,19 +36,38 @@ if TYPE_CHECKING:
         UnauthorizedError,
         WaitTimeoutError,
     )
-    from service.contracts.errors import QuantmillError
+    from service.contracts.command_errors import FileAccessError
+    from service.contracts.errors import (
+        CalibrationMissingError,
+        CanceledError,
+        DatasetError,
+        EngineError,
+        InvalidConfigError,
+        InvalidRequestError,
+        ModelError,
+        QuantmillError,
+    )
 
 __all__ = [
     "ApiError",
     "AsyncClient",
+    "CalibrationMissingError",
+    "CanceledError",
     "Client",
     "ConfigRefusedError",
     "ConflictError",
+    "DatasetError",
     "DownloadCorruptError",
+    "EngineError",
+    "FileAccessError",
     "ForbiddenError",
+    "InvalidConfigError",
+    "InvalidRequestError",
     "JobFailedError",
     "JobNotSucceededError",
+    "ModelError",
     "NotFoundError",
+    "Quantized",
     "QuantmillError",
     "QuotaExceededError",
     "RateLimitedError",
@@ -55,7 +79,31 @@ __all__ = [
     "TooLargeError",
     "UnauthorizedError",
     "WaitTimeoutError",
+    "mlflow",
+    "quantize",
+    "quark",
+    "torch",
+    "webhooks",
 ]
+_MODULES = frozenset({"mlflow", "quark", "torch", "webhooks"})
+_HOMES = {
+    "quantize": "quantmill.files",
+    "Quantized": "quantmill.running",
+    "FileAccessError": "service.contracts.command_errors",
+    **dict.fromkeys(
+        (
+            "CalibrationMissingError",
+            "CanceledError",
+            "DatasetError",
+            "EngineError",
+            "InvalidConfigError",
+            "InvalidRequestError",
+            "ModelError",
+            "QuantmillError",
+        ),
+        "service.contracts.errors",
+    ),
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -63,9 +111,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    home = import_module("service.contracts.errors" if name == "QuantmillError" else "service.client")
-    return getattr(home, name)
+    if name in _MODULES:
+        return import_module(f"quantmill.{name}")
+    return getattr(import_module(_HOMES.get(name, "service.client")), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

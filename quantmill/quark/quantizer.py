@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from quantmill.quark.documents import Documented, Functions
 from quantmill.quark.quantization.config.config import Config, QConfig, QuantizationConfig
 from quantmill.quark.readers import FolderReader, RandomDataReader, store
+from quantmill.running import model_file
 from service.contracts.command_errors import FileAccessError
 from service.contracts.config import QuantizationConfig as Recipe
 from service.contracts.data_checks import check_data_given
@@ -106,7 +107,7 @@ class ModelQuantizer:
             raise FileAccessError(f"{output} cannot be written: there is no such folder.", hint="Make it.")
         with TemporaryDirectory(prefix="quantmill-") as scratch:
             folder = Path(scratch)
-            model = _model_file(model_input, folder)
+            model = model_file(model_input, folder)
             reader = calibration_data_reader if random is None else None
             data = self._data(reader, calibration_data_path, model, folder)
             made = folder / "quantized.onnx"
@@ -156,18 +157,6 @@ def _with_tensors(function: Callable[..., Any]) -> Callable[..., float]:
         return function(*(torch.from_numpy(output) for output in outputs))
 
     return called
-
-
-def _model_file(model: Any, folder: Path) -> Path:
-    """The path of the model; of one in memory a file is made."""
-    if isinstance(model, str | os.PathLike):
-        return Path(model).absolute()
-    import onnx
-
-    path = folder / "model.onnx"
-    large = model.ByteSize() >= onnx.checker.MAXIMUM_PROTOBUF
-    onnx.save(model, path, save_as_external_data=large)
-    return path
 
 
 def _here(

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import io
 import logging
-import tempfile
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ import onnx_ir as ir
 import torch
 from torch.utils import _pytree as pytree
 
+from quantmill.running import output_path
 from quantmill.torch import stubs as markers
 from quantmill.torch.calls import ExportCall, Structure, result_structure
 from quantmill.torch.errors import (
@@ -350,16 +349,3 @@ def _evaluating(module: torch.nn.Module) -> Iterator[None]:
     finally:
         for part, training in modes:
             part.training = training
-
-
-@cache
-def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
-    """A folder that goes with this process."""
-    return tempfile.TemporaryDirectory(prefix="quantmill-")
-
-
-def output_path(path: str | Path | None, name: str) -> Path:
-    """The path; None: ``name`` in a folder of its own, gone when this process ends."""
-    if path is not None:
-        return Path(path)
-    return Path(tempfile.mkdtemp(dir=_temporary_folder().name)) / name

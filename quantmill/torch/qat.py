@@ -17,9 +17,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from quantmill.running import Config, as_recipe, output_path
 from quantmill.torch.data import Stored, store
-from quantmill.torch.export import Exported, export, output_path
-from quantmill.torch.quantize import Config, as_config
+from quantmill.torch.export import Exported, export
 from quantmill.torch.verification import threads_here
 from service.contracts.config import QuantizationConfig
 from service.contracts.errors import InvalidConfigError, InvalidRequestError, UnsupportedModelError
@@ -67,7 +67,7 @@ def prepare_qat(
         LoaderError: a batch does not fit the module.
         QuantmillError: whatever else the engine refuses.
     """
-    recipe = as_config(config)
+    recipe = as_recipe(config).config
     check_trainable(recipe)
     folder = tempfile.TemporaryDirectory(prefix="quantmill-")
     exported = export(module, example_inputs, Path(folder.name) / "model.onnx", dynamic_batch=dynamic_batch)

@@ -2,57 +2,38 @@
 
 from __future__ import annotations
 
-import re
-import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import onnxruntime
 import torch
 
+from quantmill import running
+from quantmill.running import Config, Order, Recipe, WorkOptions, as_recipe, output_path, quantize_into
 from quantmill.torch.calls import ExportCall, Structure
 from quantmill.torch.data import Stored, store
-from quantmill.torch.export import Exported, export, output_path
+from quantmill.torch.export import Exported, export
 from quantmill.torch.verification import threads_here, to_numpy
-from service.client import Client, DownloadCorruptError
 from service.client.driving import checked
-from service.contracts.brief import Brief, Row
-from service.contracts.command_errors import FileAccessError
-from service.contracts.config import QuantizationConfig, parse_config
-from service.contracts.graph_view import GRAPH_KIND
-from service.contracts.report import Report
-from service.contracts.runner import FILE_PATTERN, DatasetSource, QuantizeTask
-from service.quark import read_config
-from worker.quantizer.command import quantize_files
-from worker.quantizer.run.interface import Run, SilentRun
+from service.contracts.runner import DatasetSource
 from worker.quantizer.runtime.session import session_options
 
 # What a quantization gives, and the quantized model as a module of PyTorch.
 
 
 @dataclass(frozen=True, repr=False)
-class Quantized(Brief):
+class Quantized(running.Quantized):
     """A quantized module.
 
     Attributes:
-        onnx_path: the quantized model.
-        report: what was done, and what it cost.
         exported: the float model's interface; its file may be gone.
-        files: what the algorithms gave besides, by kind.
     """
 
-    onnx_path: Path
-    report: Report
-    exported: Exported
-    files: Mapping[str, Path] = field(default_factory=dict)
-
-    def _brief(self) -> Iterator[Row]:
-        yield from self.report._brief()
-        yield "onnx_path", str(self.onnx_path)
+    exported: Exported = field(kw_only=True)
 
     def load(self, *, threads: int | None = None) -> QuantizedModule:
         """The quantized model as a module with the signature and the results of the one that was quantized.
@@ -101,18 +82,6 @@ class QuantizedModule(torch.nn.Module):
         return self._result.tree(dict(zip(self._result.names, found, strict=True)))
 
 
-Config = str | Mapping[str, Any] | QuantizationConfig
-
-
-class WorkOptions(TypedDict, total=False):
-    """By what the work is done, and where to; see ``quantize``."""
-
-    client: Client | None
-    output: str | Path | None
-    threads: int | None
-    run: Run | None
-
-
 @checked
 def quantize(
     module: torch.nn.Module,
@@ -138,6 +107,7 @@ def quantize(
         dynamic_batch: see ``export``.
         threads: CPU threads of the work in this process; None: one per core.
         run: is told the progress of the work in this process, and may cancel it.
+        metrics: Python functions by name, besides the config's metrics; each takes an output over all samples.
 
     Raises:
         ExportError: the module cannot be exported; names file and line.
@@ -145,21 +115,17 @@ def quantize(
         InvalidConfigError: the config is not valid, or names nodes or modules that are not there.
         QuantmillError: whatever else the engine or the service refuses.
     """
-    recipe = as_config(config)
-    path = output_path(options.get("output"), "quantized.onnx")
-    if not path.absolute().parent.is_dir():
-        raise FileAccessError(f"{path} cannot be written: there is no such folder.", hint="Make it, or name another.")
+    recipe, path = as_recipe(config, options.get("metrics")), output_path(options.get("output"), "quantized.onnx")
     with tempfile.TemporaryDirectory(prefix="quantmill-") as folder:
         exported = export(module, example_inputs, Path(folder) / "model.onnx", dynamic_batch=dynamic_batch)
-        limit = recipe.calibration_samples
+        limit = recipe.config.calibration_samples
         calibration = store(
             calibration_loader, exported, Path(folder) / "calibration.npz", role="calibration loader", limit=limit
         )
         evaluation = None
         if evaluation_loader is not None:
             evaluation = store(evaluation_loader, exported, Path(folder) / "evaluation.npz", role="evaluation loader")
-        options["output"] = path
-        return quantize_exported(exported, calibration, recipe, evaluation=evaluation, **options)
+        return _quantize(exported, (calibration, evaluation), recipe, path, options)
 
 
 @checked
@@ -184,77 +150,17 @@ def quantize_exported(
         InvalidConfigError: the config is not valid, or names nodes or modules that are not there.
         QuantmillError: whatever else the engine or the service refuses.
     """
-    recipe, path = as_config(config), output_path(options.get("output"), "quantized.onnx")
-    client = options.get("client")
-    with tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=".quantmill-") as folder:
-        if client is not None:
-            made = _by_service(client, exported, calibration, evaluation, recipe, Path(folder))
-        else:
-            task = QuantizeTask(
-                model_path=str(exported.onnx_path.absolute()),
-                config=recipe,
-                calibration=_source(calibration),
-                evaluation=None if evaluation is None else _source(evaluation),
-                output_dir=folder,
-                threads=options.get("threads") or threads_here(),
-            )
-            done = quantize_files(task, options.get("run") or SilentRun())
-            written = {file.kind: Path(folder, file.file) for file in done.files}
-            made = Quantized(Path(folder, done.model_file), done.report, exported, written)
-        files = {kind: path.with_name(f"{path.stem}.{file.name}") for kind, file in made.files.items()}
-        for kind, file in made.files.items():
-            shutil.move(file, files[kind])
-        shutil.move(made.onnx_path, path)
-    return replace(made, onnx_path=path, files=files)
+    recipe, path = as_recipe(config, options.get("metrics")), output_path(options.get("output"), "quantized.onnx")
+    return _quantize(exported, (calibration, evaluation), recipe, path, options)
 
 
-def as_config(config: Config) -> QuantizationConfig:
-    """The resolved config of a preset's name, of a document (ours or Quark's), or as it is.
-
-    Raises:
-        InvalidConfigError: it is not valid.
-    """
-    if isinstance(config, QuantizationConfig):
-        return config
-    return parse_config({"preset": config}) if isinstance(config, str) else read_config(dict(config))
-
-
-def _by_service(
-    client: Client,
-    exported: Exported,
-    calibration: Stored,
-    evaluation: Stored | None,
-    config: QuantizationConfig,
-    folder: Path,
+def _quantize(
+    exported: Exported, data: tuple[Stored, Stored | None], recipe: Recipe, path: Path, options: WorkOptions
 ) -> Quantized:
-    """Upload, wait, download into ``folder``."""
-    path = exported.onnx_path
-    model = client.push_model(path, name=exported.name)
-    stored = [calibration, *([] if evaluation is None else [evaluation])]
-    datasets = [client.push_dataset(entry.path, entry.preprocessing) for entry in stored]
-    model_id = client.wait_ready(model).id
-    ids = [client.wait_ready(dataset).id for dataset in datasets]
-    job = client.submit(
-        model=model_id,
-        calibration=ids[0],
-        evaluation=ids[1] if evaluation is not None else None,
-        config=config,
-        name=exported.name,
-    )
-    client.wait_succeeded(job.id)
-    files = {}
-    for item in client.artifacts(job.id):
-        if item.kind in ("report", GRAPH_KIND):
-            continue
-        if not re.fullmatch(FILE_PATTERN, item.filename):
-            raise DownloadCorruptError(
-                f"The service names an artifact {item.filename!r}, which is not a valid file name.",
-                hint=f"Download it by its id: {item.id}.",
-            )
-        files[item.kind] = folder / item.filename
-        client.download_artifact(item.id, files[item.kind])
-    onnx_path = files.pop("model")
-    return Quantized(onnx_path, client.report(job.id), exported, files)
+    calibration, evaluation = (None if stored is None else _source(stored) for stored in data)
+    order = Order(model=exported.onnx_path, name=exported.name, calibration=calibration, evaluation=evaluation)
+    made = quantize_into(path, order, recipe, options)
+    return Quantized(made.onnx_path, made.report, made.files, exported=exported)
 
 
 def _source(stored: Stored) -> DatasetSource:

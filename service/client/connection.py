@@ -27,6 +27,7 @@ from service.client.errors import (
 from service.client.steps import FilePart, Give, Items, Send, Sleep, Steps
 from service.contracts.command_errors import InvalidServerError
 from service.contracts.config import QuantizationConfig
+from service.contracts.graph_files import with_graphs
 from service.keys import local
 
 # Which service a client talks to, and by which key: what it was told, what the environment says, or the user's own.
@@ -180,6 +181,9 @@ class Connection:
         self._timeout_seconds = timeout_seconds
         self._patience_seconds = patience_seconds
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({shown(self.place.url)!r})"
+
     def _retries(self) -> Retries:
         return Retries(self._patience_seconds, self.place.url)
 
@@ -323,5 +327,8 @@ def id_of(resource: Resource | str) -> str:
 
 
 def plain_config(config: QuantizationConfig | Mapping[str, Any] | None) -> dict[str, Any]:
-    """A config as a request holds it, resolved or as sparse as it is."""
-    return config.model_dump(mode="json") if isinstance(config, QuantizationConfig) else dict(config or {})
+    """A config as a request holds it, resolved or as sparse as it is; graphs that it names by path are in place."""
+    if isinstance(config, QuantizationConfig):
+        return config.model_dump(mode="json")
+    found: dict[str, Any] = with_graphs(dict(config or {}), Path())
+    return found

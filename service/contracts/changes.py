@@ -66,6 +66,12 @@ class Change:
         return _ARROWS[self.moved]
 
     @property
+    def told(self) -> str:
+        """The words, and that they are not significant where that is known."""
+        unsure = self.significant is False and self.direction != "same" and self.words != NOT_SIGNIFICANT
+        return f"{self.words} (not significant)" if unsure else self.words
+
+    @property
     def judgement(self) -> str:
         """The direction in a word: "better", "worse", "no change", "not tested" or "not significant"."""
         if self.direction == "same":

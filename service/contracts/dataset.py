@@ -5,9 +5,10 @@ from __future__ import annotations
 from itertools import islice
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from service.contracts.base import Contract
+from service.contracts.errors import InvalidRequestError, problem_summary
 from service.contracts.preprocessing import (
     ANY_INPUT,
     PLAIN_NAMES,
@@ -17,6 +18,7 @@ from service.contracts.preprocessing import (
     named_preprocessing,
 )
 from service.contracts.specs import TensorRange
+from service.contracts.validation import field_problems
 
 # Classes that are told one by one; of more of them only the largest.
 MAX_CLASSES, LARGEST_CLASSES = 1000, 100
@@ -387,3 +389,22 @@ class RandomCalibration(Contract):
         max_length=1000,
         description="Range of an input's values by name, both ends included; default: 0 to 1, also for integers.",
     )
+
+
+def parse_preprocessing(given: Any, *, is_json: bool = False) -> PreprocessingSpec:
+    """The preprocessing given by name, as an object, or as the JSON text of one; None: none.
+
+    Raises:
+        InvalidRequestError: it is not valid; names the fields.
+    """
+    try:
+        if is_json:
+            return PreprocessingSpec.model_validate_json(given)
+        return PreprocessingSpec() if given is None else PreprocessingSpec.model_validate(given)
+    except ValidationError as error:
+        problems = field_problems(error, PreprocessingSpec, pointer="/preprocessing")
+        raise InvalidRequestError(
+            problem_summary(problems),
+            errors=problems,
+            hint='For images: {"inputs": {"INPUT": {"layout": "NHWC", "scale": 0.00392156862745098}}}',
+        ) from None

@@ -16,8 +16,9 @@ from service.contracts.model import TensorInfo
 
 EVALUATION_POINTER = "/config/evaluation"
 FUNCTION_HINT = (
-    "Functions run where they are handed over only, in Python: quantmill.quark.ModelQuantizer without a client. "
-    "Elsewhere declare a metric under evaluation.metrics, such as top1, or give your rule as an ONNX graph (kind onnx)."
+    'Functions run in Python only: give metrics={"NAME": function} to quantmill.quantize or quantmill.torch.quantize, '
+    "without a client. Elsewhere declare a metric under evaluation.metrics, such as top1, or give your rule as an ONNX "
+    "graph (kind onnx)."
 )
 _INTEGERS = {"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool"}
 _TENSORS_ONLY = "other"

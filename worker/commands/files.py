@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from dataclasses import dataclass
@@ -14,11 +13,10 @@ import typer
 from service.contracts.command_errors import FileAccessError
 from service.contracts.report import Report
 from service.contracts.runner import FILE_PATTERN, RESERVED_KINDS, QuantizeResult
+from worker.publishing import publish
 
 if TYPE_CHECKING:
     from service.client import Client
-
-_DATA_CHARS = 120
 
 
 @dataclass(frozen=True)
@@ -50,33 +48,6 @@ class FilesDone:
     report: Report  # of the quantized model
     written: tuple[Path, ...] = ()  # the further files that were written
     left: tuple[str, ...] = ()  # kinds of those that were not, as no folder was named for them
-
-
-def publish(source: Path, destination: Path) -> None:
-    """Give ``source`` its final name once its bytes are on disk; both lie on one filesystem."""
-    with source.open("rb") as stream:
-        os.fsync(stream.fileno())
-    # Temporary files are private; results get the permissions that any new file would have.
-    mask = os.umask(0)
-    os.umask(mask)
-    source.chmod(0o666 & ~mask)
-    source.replace(destination)
-
-
-def data_name(output: Path) -> str:
-    """What the external data of a model at ``output`` is called, should it be so large that it has any."""
-    name = re.sub(r"[^A-Za-z0-9._-]", "_", output.name).lstrip("._-")[:_DATA_CHARS] or "model.onnx"
-    return f"{name}.data"
-
-
-def publish_data(result: QuantizeResult, source: Path, output: Path) -> None:
-    """Put the external data of a model, if it has any, beside the place that the model is going to have.
-
-    Raises:
-        OSError: the disk refused.
-    """
-    if result.data is not None:
-        publish(source / result.data.file, output.with_name(result.data.file))
 
 
 def move_files(result: QuantizeResult, source: Path, extra: ExtraPlace) -> FilesDone:

@@ -10,8 +10,9 @@ from typing import Any
 
 from service.contracts.runner import QuantizeTask
 from worker.commands.console import ProgressView
-from worker.commands.files import FilesDone, data_name, move_files, publish, publish_data
+from worker.commands.files import FilesDone, move_files
 from worker.commands.recipes import Measurement, Quantization, load_recipe, packed, source, with_ranges_of
+from worker.publishing import quantized
 
 
 def quantize(
@@ -38,32 +39,24 @@ def quantize(
         StateError: the weights do not fit; names each tensor.
         QuantmillError: whatever the engine refuses.
     """
-    from worker.quantizer.command import quantize_files
-
     config, output = task.config, task.output
     if task.ranges_from is not None:
         config = with_ranges_of(config, Path(task.ranges_from))
     with ExitStack() as stack:
         model = task.model if task.state is None else stack.enter_context(filled(task.model, task.state))
-        folder = Path(
-            stack.enter_context(tempfile.TemporaryDirectory(dir=output.absolute().parent, prefix=".quantmill-"))
-        )
         order = QuantizeTask(
             model_path=str(model.absolute()),
             config=config,
             calibration=task.calibration,
             evaluation=task.evaluation,
-            output_dir=str(folder),
+            output_dir="",
             threads=threads,
             checkpoint_dir=_made(checkpoint_dir),
             cache_dir=_made(cache_dir),
             cache_bytes=cache_bytes,
-            data_file=data_name(output),
             graph=task.extra.folder is not None,
         )
-        result = quantize_files(order, view)
-        publish_data(result, folder, output)
-        publish(folder / result.model_file, output)
+        result, folder = stack.enter_context(quantized(order, output, view))
         return move_files(result, folder, task.extra)
 
 

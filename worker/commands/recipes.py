@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import tempfile
 import tomllib
@@ -14,16 +13,14 @@ from typing import Any
 
 import typer
 import yaml
-from pydantic import ValidationError
 
 from service.contracts.base import below
 from service.contracts.config import QuantizationConfig, parse_config, with_ranges
-from service.contracts.dataset import PreprocessingSpec
-from service.contracts.errors import InvalidConfigError, InvalidRequestError, QuantmillError, problem_summary
-from service.contracts.metrics.graph import MAX_INLINE_BYTES
+from service.contracts.dataset import PreprocessingSpec, parse_preprocessing
+from service.contracts.errors import InvalidConfigError, InvalidRequestError, QuantmillError
+from service.contracts.graph_files import with_graphs
 from service.contracts.preprocessing import is_name
 from service.contracts.runner import DatasetSource
-from service.contracts.validation import field_problems
 from service.quark import Translation, read_config, translate_document
 from worker.commands.files import NOWHERE, ExtraPlace
 from worker.commands.report_files import read_report
@@ -100,7 +97,7 @@ def load_recipe(preset: str | None, file: Path | None) -> Recipe:
     translation = translate_document(document)
     for note in translation.notes if translation is not None else ():
         typer.echo(f"note: {file}: {note}", err=True)
-    return Recipe(read_config(_with_graphs(document, file.parent)), of_file=True, translation=translation)
+    return Recipe(read_config(with_graphs(document, file.parent)), of_file=True, translation=translation)
 
 
 def recipe_document(file: Path) -> dict[str, Any]:
@@ -110,60 +107,10 @@ def recipe_document(file: Path) -> dict[str, Any]:
         InvalidConfigError: the file is no such document.
         InvalidRequestError: it holds no object.
     """
-    found = _with_graphs(read_document(file), file.parent)
+    found = with_graphs(read_document(file), file.parent)
     if not isinstance(found, dict):
         raise InvalidRequestError(f"{file} contains no object.", hint='A config is an object, such as {"seed": 7}.')
     return found
-
-
-def _with_graphs(document: Any, folder: Path) -> Any:
-    """The document with the files of metrics and losses that are given as graphs by path, from ``folder`` on, in place.
-
-    Raises:
-        InvalidConfigError: a file cannot be read, or is too large.
-    """
-    if not isinstance(document, dict):
-        return document
-    filled = dict(document)
-    if isinstance(evaluation := document.get("evaluation"), dict):
-        filled["evaluation"] = _with_files(evaluation, "metrics", folder, "/evaluation")
-    if isinstance(algorithms := document.get("algorithms"), list):
-        filled["algorithms"] = [
-            _with_files(entry, "losses", folder, f"/algorithms/{k}") for k, entry in enumerate(algorithms)
-        ]
-    return filled
-
-
-def _with_files(holder: Any, key: str, folder: Path, pointer: str) -> Any:
-    """``holder`` with the graphs of what it lists under ``key``; left as it is where it lists nothing."""
-    if not isinstance(holder, dict) or not isinstance(holder.get(key), list):
-        return holder
-    listed = [_with_graph(entry, folder, f"{pointer}/{key}/{k}/graph") for k, entry in enumerate(holder[key])]
-    return {**holder, key: listed}
-
-
-def _with_graph(given: Any, folder: Path, pointer: str) -> Any:
-    graph = given.get("graph") if isinstance(given, dict) else None
-    if not isinstance(graph, dict) or not isinstance(graph.get("path"), str):
-        return given
-    path = folder / graph["path"]
-    try:
-        with path.open("rb") as stream:
-            data = stream.read(MAX_INLINE_BYTES + 1)
-    except OSError as error:
-        raise InvalidConfigError(
-            f"the graph cannot be read: {path}: {error.strerror}",
-            pointer=f"{pointer}/path",
-            hint="Paths are relative to the folder of the config.",
-        ) from None
-    if len(data) > MAX_INLINE_BYTES:
-        raise InvalidConfigError(
-            f"the graph is larger than {MAX_INLINE_BYTES} bytes: {path}",
-            pointer=f"{pointer}/path",
-            hint="Upload it as a model to a service, and give its model_id.",
-        )
-    rest = {key: value for key, value in graph.items() if key != "path"}
-    return {**given, "graph": {**rest, "base64": base64.b64encode(data).decode()}}
 
 
 def load_preprocessing(text: str | None) -> PreprocessingSpec:
@@ -174,19 +121,10 @@ def load_preprocessing(text: str | None) -> PreprocessingSpec:
     """
     if text is None:
         return PreprocessingSpec()
-    try:
-        is_json = text.lstrip().startswith("{")
-        if is_name(text) or not (is_json or "/" in text or text.endswith(".json") or Path(text).exists()):
-            return PreprocessingSpec.model_validate(text)
-        document = text if is_json else Path(text).read_text()
-        return PreprocessingSpec.model_validate_json(document)
-    except ValidationError as error:
-        problems = field_problems(error, PreprocessingSpec, pointer="/preprocessing")
-        raise InvalidRequestError(
-            problem_summary(problems),
-            errors=problems,
-            hint='For images: {"inputs": {"INPUT": {"layout": "NHWC", "scale": 0.00392156862745098}}}',
-        ) from None
+    is_json = text.lstrip().startswith("{")
+    if is_name(text) or not (is_json or "/" in text or text.endswith(".json") or Path(text).exists()):
+        return parse_preprocessing(text)
+    return parse_preprocessing(text if is_json else Path(text).read_text(), is_json=True)
 
 
 def with_ranges_of(config: QuantizationConfig, report: Path) -> QuantizationConfig:

@@ -18,8 +18,8 @@ from service.contracts.report import Advice, Report
 from service.contracts.validation_words import message_of
 from worker.commands import options
 from worker.commands.command import Printing, Service, command
-from worker.commands.files import publish
 from worker.commands.printing import print_json
+from worker.publishing import publish
 
 if TYPE_CHECKING:
     from service.reports.formats import FormatName

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from service.contracts.changes import NOT_SIGNIFICANT, Change, change_of, latency_change, latency_change_of, size_change
+from service.contracts.changes import Change, change_of, latency_change, latency_change_of, size_change
 from service.contracts.report import Finding, Report
 from service.contracts.report.figures import SANITY
 from service.reports.figures import figure, metric_title, milliseconds, percent, size
@@ -78,8 +78,7 @@ def print_findings(findings: list[Finding] | tuple[Finding, ...], console: Conso
 def change_text(change: Change) -> Text:
     """A change with its arrow and colour, and whether it is significant."""
     told = f"{change.words} {change.arrow}".rstrip()
-    unsure = change.significant is False and change.direction != "same" and change.words != NOT_SIGNIFICANT
-    note = " (not significant)" if unsure else ""
+    note = change.told.removeprefix(change.words)
     return Text(f"{told}{note}", style=TONES[change.tone].removeprefix("bold "))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from service.contracts.errors import UnsupportedModelError
 from service.contracts.runner import MAX_FILES, WEIGHTS_KIND, MadeFile, QuantizeResult, QuantizeTask
+from worker.quantizer.evaluation.metrics import MetricFunction
 from worker.quantizer.graph.serialized import ModelContent, save_weights
 from worker.quantizer.pipeline import Provisions, quantize
 from worker.quantizer.report.graph_view import Grids, graph_file
@@ -21,13 +22,20 @@ MODEL_FILE = "model.onnx"
 WEIGHTS_FILE = "weights.safetensors"
 
 
-def quantize_files(task: QuantizeTask, run: Run, reached: Callable[[str], None] = nobody) -> QuantizeResult:
+def quantize_files(
+    task: QuantizeTask,
+    run: Run,
+    reached: Callable[[str], None] = nobody,
+    *,
+    functions: Mapping[str, MetricFunction] = MappingProxyType({}),
+) -> QuantizeResult:
     """``quantize`` the model of a task, and write ``model.onnx`` and all other files into its output folder.
 
     Args:
         task: what to do.
         run: progress, log, cancellation.
         reached: see ``Services``.
+        functions: Python functions that metrics of kind function are, by name.
     """
     result = quantize(
         Path(task.model_path),
@@ -41,6 +49,7 @@ def quantize_files(task: QuantizeTask, run: Run, reached: Callable[[str], None] 
             checkpoint_bytes=task.checkpoint_bytes,
             cache=_cache(task, run),
             graphs={name: Path(path) for name, path in task.metric_graphs.items()},
+            functions=functions,
             extra_bytes=task.extra_bytes,
             reached=reached,
             scratch=Path(task.output_dir),

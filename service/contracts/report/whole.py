@@ -194,13 +194,14 @@ class Report(Brief, Contract):
         yield "verdict", self.verdict
         critical = self.critical_findings
         yield "findings", f"{len(critical)} critical: {', '.join(one.code for one in critical)}" if critical else ""
-        yield "summary", self.summary
         for metric in self.metrics:
             values = f"{_number(metric.float_)} -> {_number(metric.quantized)} {metric.unit}".rstrip()
-            yield metric.name, f"{values}, {changes.change_of(metric).words}"
+            yield metric.name, f"{values}, {changes.change_of(metric).told}"
         yield "size", changes.size_change(self.float_.size_bytes, self.quantized.size_bytes).words
         yield "latency", "" if self.latency is None else changes.latency_change_of(self.latency).words
         yield "SQNR", "" if self.fidelity.sqnr_db is None else f"{self.fidelity.sqnr_db:.2f} dB"
+        quantized = sum(len(layer.nodes) for layer in self.layers if layer.reason is None)
+        yield "nodes", f"{quantized} quantized" if quantized else "none quantized"
 
     @property
     def critical_findings(self) -> tuple[Finding, ...]:

@@ -20,10 +20,10 @@ def test_a_report_is_a_few_lines() -> None:
     assert repr(make_report("fail")).splitlines() == [
         "Report:",
         "  verdict  fail",
-        "  summary  Quantized.",
         "  top1     90 -> 89.5 %, -0.50 points",
         "  size     75.0 % smaller",
         "  SQNR     30.00 dB",
+        "  nodes    1 quantized",
     ]
     assert str(make_report()) == repr(make_report())
 

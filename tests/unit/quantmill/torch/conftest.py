@@ -14,8 +14,9 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from quantmill.running import output_path
 from quantmill.torch import export
-from quantmill.torch.export import Exported, output_path
+from quantmill.torch.export import Exported
 
 _DOORS = ("quantmill.torch.qat", "quantmill.torch.quantize", "quantmill.torch.nndct.deployment")
 

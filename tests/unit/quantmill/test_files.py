@@ -1,0 +1,92 @@
+"""``quantmill.quantize``: the bytes of the command line's run, arrays, functions; names that are there when asked."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import quantmill
+from worker.cli import app
+
+EXAMPLES = Path("service/dashboard/examples").resolve()
+MODEL, CALIBRATION, EVALUATION = (str(EXAMPLES / name) for name in ("digits.onnx", "calibration.npz", "evaluation.npz"))
+PREPROCESSING = '{"inputs": {"image": {"layout": "NHW", "scale": 0.0625}}}'
+SPEC = {"inputs": {"image": {"layout": "NHW", "scale": 0.0625}}}
+
+
+def quantize(**given: Any) -> quantmill.Quantized:
+    arguments = {"model": MODEL, "calibration": CALIBRATION, "preprocessing": SPEC, "threads": 1} | given
+    return quantmill.quantize(**arguments)
+
+
+def test_the_bytes_are_those_of_the_command_line(tmp_path: Path) -> None:
+    here, there = tmp_path / "here.onnx", tmp_path / "there.onnx"
+    words = f"--calibration {CALIBRATION} --evaluation {EVALUATION} --threads 1 --output {there}".split()
+    done = CliRunner().invoke(app, ["quantize", MODEL, *words, "--preprocessing", PREPROCESSING])
+    assert done.exit_code == 0, done.output
+    result = quantize(evaluation=EVALUATION, output=here)
+    assert here.read_bytes() == there.read_bytes()
+    shown = repr(result)
+    assert shown.count("top1") == 1 and "top-1" not in shown and shown.splitlines()[-1].endswith(str(here))
+    assert result._repr_html_().startswith("<table><caption>Quantized")
+
+
+def test_arrays_and_functions() -> None:
+    evaluation = dict(np.load(EVALUATION))
+
+    def share(scores: np.ndarray) -> float:
+        return float((scores.argmax(1) == evaluation["labels"]).mean())
+
+    result = quantize(
+        calibration=dict(np.load(CALIBRATION)),
+        evaluation=evaluation,
+        config={"evaluation": {"metrics": [{"kind": "top1"}, share], "latency_runs": 1}},
+        metrics={"miss": {"function": lambda scores: 1 - share(scores), "better": "lower"}},
+    )
+    top1, first, miss = result.report.metrics
+    assert (first.name, miss.name, miss.better) == ("share", "miss", "lower")
+    assert first.quantized == pytest.approx((top1.quantized or 0) / 100)
+    assert "deleted when Python exits" in repr(result)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "told"),
+    [
+        ({"config": {"evaluation": {"metrics": [lambda scores: 1.0]}}}, "InvalidConfigError", "needs a name"),
+        ({"config": {"evaluation": {"metrics": [{"kind": "function", "name": "u"}]}}}, "InvalidConfigError", "u: no"),
+        (
+            {"config": {"evaluation": {"metrics": [{"kind": "onnx", "graph": {"path": "no.onnx"}}]}}},
+            "InvalidConfigError",
+            "cannot be read: no.onnx",
+        ),
+        ({"calibration": "no.npz"}, "FileAccessError", "no such file"),
+        ({"calibration": {"image": 3}}, "DatasetError", "not arrays of numbers: image"),
+        ({"output": MODEL}, "FileAccessError", "written over"),
+        ({"preprocessing": {"inputz": 1}}, "InvalidRequestError", "/preprocessing"),
+    ],
+)
+def test_what_is_refused(given: dict[str, Any], error: str, told: str) -> None:
+    with pytest.raises(getattr(quantmill, error)) as caught:
+        quantize(**given)
+    assert told in str(caught.value)
+
+
+def test_names_are_there_when_asked_and_nothing_is_loaded_before() -> None:
+    code = (
+        "import sys, quantmill; assert not {'numpy', 'torch', 'onnxruntime', 'httpx'} & set(sys.modules);"
+        "print({n for n in dir(quantmill) if n[0] != '_'} == set(quantmill.__all__), quantmill.quark.ModelQuantizer,"
+        "[getattr(quantmill, name) for name in quantmill.__all__] != [])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("True") and "ModelQuantizer" in done.stdout
+
+
+def test_a_client_shows_its_service_and_no_secret() -> None:
+    shown = repr(quantmill.Client("http://user:word@127.0.0.1:1", key="secret"))
+    assert shown == "Client('http://127.0.0.1:1')"
