@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from quantmill import mlflow, quark, torch, webhooks
     from quantmill.files import quantize
     from quantmill.running import Quantized
     from service.client import (
@@ -79,11 +78,7 @@ __all__ = [
     "TooLargeError",
     "UnauthorizedError",
     "WaitTimeoutError",
-    "mlflow",
     "quantize",
-    "quark",
-    "torch",
-    "webhooks",
 ]
 _MODULES = frozenset({"mlflow", "quark", "torch", "webhooks"})
 _HOMES = {
@@ -107,14 +102,14 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
     if name in _MODULES:
         return import_module(f"quantmill.{name}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES.get(name, "service.client")), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+    return sorted({*__all__, *_MODULES, *(name for name in globals() if name.startswith("__"))})

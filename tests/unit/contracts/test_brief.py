@@ -23,7 +23,7 @@ def test_a_report_is_a_few_lines() -> None:
         "  top1     90 -> 89.5 %, -0.50 points",
         "  size     75.0 % smaller",
         "  SQNR     30.00 dB",
-        "  nodes    1 quantized",
+        "  nodes    none quantized",
     ]
     assert str(make_report()) == repr(make_report())
 
