@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,16 +21,23 @@ TONES = {"good": "bold green", "bad": "bold red", "unsure": "yellow", "plain": "
 _SEVERITIES = {"critical": "bold red", "warning": "yellow"}
 
 
-def print_summary(report: Report, console: Console | None = None, *, report_path: Path | None = None) -> None:
+def print_summary(
+    report: Report,
+    console: Console | None = None,
+    *,
+    report_path: Path | None = None,
+    warned: Collection[str] = (),
+) -> None:
     """Five lines, after the findings without which none of them can be trusted.
 
     Args:
         report: whole.
         console: to print on; default: standard output.
         report_path: where the report was written; None: nowhere.
+        warned: warnings of the run that were shown: findings among them are not repeated.
     """
     console = console or make_console()
-    print_findings([one for one in report.findings if one.severity == "critical"], console)
+    print_findings([one for one in report.findings if one.severity == "critical"], console, warned)
     console.print(verdict_line(outcome(report), _not_passed(report)), soft_wrap=True)
     _print(console, "accuracy", _accuracy(report))
     sizes = (report.float_.size_bytes, report.quantized.size_bytes)
@@ -64,9 +72,11 @@ def verdict_line(found: Headline, more: str = "") -> Text:
     return Text.assemble((f"{found.word}: ", TONES[tone] or "bold"), (sentence, "red" if tone == "bad" else ""))
 
 
-def print_findings(findings: list[Finding] | tuple[Finding, ...], console: Console) -> None:
-    """What has to be known before the figures."""
-    for finding in findings:
+def print_findings(
+    findings: list[Finding] | tuple[Finding, ...], console: Console, warned: Collection[str] = ()
+) -> None:
+    """What has to be known before the figures, but for what was shown as a warning."""
+    for finding in (one for one in findings if one.logged not in warned):
         style = _SEVERITIES.get(finding.severity, "")
         console.print(
             Text.assemble((f"{finding.severity}[{finding.code}]", style), f": {finding.message}"), soft_wrap=True

@@ -220,6 +220,11 @@ class Finding(Contract):
         default=False, description="True if no statement about accuracy can be made: such clauses are undecided."
     )
 
+    @property
+    def logged(self) -> str:
+        """What the log says of it."""
+        return f"{self.message}. {self.hint}" if self.hint else self.message
+
 
 class CausePlace(Contract):
     """A node where a cause of error is at work."""

@@ -62,7 +62,7 @@ def examine(case: Case, model: ir.Model | None, services: Services) -> tuple[Fin
     found = worst_first(_findings(case, model, services))
     for finding in found:
         if finding.severity == "critical":
-            services.run.log(f"{finding.message}. {finding.hint}", "warning")
+            services.run.log(finding.logged, "warning")
     return found
 
 
