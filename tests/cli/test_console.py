@@ -238,6 +238,19 @@ def test_a_summary_begins_with_what_makes_its_figures_worthless():
     assert "not of the summary" not in text(console)
 
 
+def test_a_finding_that_the_run_has_logged_is_not_repeated():
+    logged, later = (
+        Finding(code=code, severity="critical", message=code, hint="Give data.") for code in ("first-one", "other-one")
+    )
+    console = plain()
+    with ProgressView(console) as view:
+        view.log(logged.logged, "warning")
+    report = make_report().model_copy(update={"findings": (logged, later)})
+    for show in (print_summary, print_report):
+        show(report, console, warned=view.warned)
+    assert (text(console).count("first-one"), text(console).count("other-one")) == (1, 2)
+
+
 def test_findings_stand_before_all_figures():
     console = plain()
     found = Finding(
