@@ -66,7 +66,9 @@ class Judging:
 class WaitOptions:
     """Whether a job is waited for, how long, and whether its verdict is an exit code."""
 
-    wait: Annotated[bool, typer.Option("--wait", help="Follow the job until it ends and print the summary of its report.")] = False
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Follow the job until it ends and print the summary of its report.")
+    ] = False
     timeout: Timeout = None
     fail_on_gate: FailOnGate = False
     word: ClassVar[str] = "job"

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from service.contracts.changes import NOT_SIGNIFICANT, Change, change_of, latency_change, latency_change_of, size_change
+from service.contracts.preprocessing import PLAIN_NAMES
 from service.contracts.report import Finding, Report
 from service.contracts.report.figures import SANITY
 from service.reports.figures import figure, metric_title, milliseconds, percent, size
@@ -18,6 +19,10 @@ from service.reports.verdict import Headline, blame, conditions, first_advice, h
 from worker.commands.console import make_console
 
 TONES = {"good": "bold green", "bad": "bold red", "unsure": "yellow", "plain": ""}
+# Metrics that are shares of right decisions, and the share below which the preprocessing is doubted.
+_SHARES_RIGHT, _HALF_RIGHT = ("top1", "top5", "accuracy_at_k", "per_class_accuracy"), 50.0
+# The finding that names another preprocessing.
+_FITS_BETTER = "input-fits-better-otherwise"
 _SEVERITIES = {"critical": "bold red", "warning": "yellow"}
 
 
@@ -140,8 +145,22 @@ def _latency(report: Report) -> Text:
     return _moved(milliseconds(times[0]), milliseconds(times[1]), change)
 
 
+def _preprocessing(report: Report) -> str:
+    """That it probably does not match, and what to try; "" where the float model is right about half of the labels."""
+    low = next((one for one in report.metrics if one.kind in _SHARES_RIGHT and (one.float_ or 0.0) < _HALF_RIGHT), None)
+    hint = next((one.hint for one in report.findings if one.code == _FITS_BETTER), None)
+    if low is None and hint is None:
+        return ""
+    told = "" if low is None else f"{metric_title(low.name)} of the float model is {figure(low.float_, low.unit)}, so "
+    try_it = hint or f"Try `--preprocessing {'|'.join(PLAIN_NAMES)}`, or set scale, mean and std."
+    return f"{told}the preprocessing probably does not match. {try_it}"
+
+
 def _look_at(report: Report, path: Path | None) -> str:
-    """The layer with the largest error contribution, and the one thing to try."""
+    """The preprocessing if it is doubted; else the layer with the largest error contribution, and what to try."""
+    wrong = _preprocessing(report)
+    if wrong:
+        return wrong  # what follows from figures of a model that does not work helps nobody
     found, advice = blame(report), first_advice(report)
     told = []
     if found is not None and found.layer:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
 from service.contracts.config import parse_config
+from service.contracts.dataset import InputSpec, PreprocessingSpec
+from service.contracts.model import TensorInfo
 from tests.unit.quantizer.sanity.conftest import Bench
-from worker.quantizer.data import RandomDataset
+from worker.quantizer.data import ArrayDataset, RandomDataset
 from worker.quantizer.run.interface import SilentRun
 from worker.quantizer.run.services import Services
+from worker.quantizer.sanity.alternatives import alternatives
 from worker.quantizer.sanity.examine import examine
+from worker.quantizer.sanity.look import look_at
 
 
 def test_correct_data_is_silent_and_random_inputs_are_not_judged(bench: Bench) -> None:
@@ -129,3 +135,15 @@ def test_a_planted_fault_is_found_and_named(bench: Bench, fault: object, kind: s
     wrong = np.ascontiguousarray(fault(bench.x), np.float32)  # type: ignore[operator]
     found = [finding for finding in bench.findings(x=wrong) if finding.code == "input-fits-better-otherwise"]
     assert [finding.where["fault"] for finding in found] == [kind]
+
+
+@pytest.mark.parametrize(("top", "dtype", "full"), [(16, np.float32, 16), (16, np.int8, 16), (200, np.uint8, 255)])
+def test_stored_values_over_the_largest_are_tried_with_a_setting_to_paste(top: int, dtype: type, full: int) -> None:
+    stored = np.random.default_rng(0).integers(0, top + 1, (40, 1, 8, 8)).astype(dtype)
+    spec = PreprocessingSpec.model_validate({"inputs": {"x": {"array": "pixels", "scale": 2.0, "mean": [3.0]}}})
+    tensor = TensorInfo(name="x", dtype="float32", shape=(None, 1, 8, 8))
+    look = look_at(ArrayDataset({"pixels": stored}, preprocessing=spec), (tensor,))
+    (found,) = [one for one in alternatives(look, tensor, spec) if one.words == f"values divided by {full}"]
+    pasted = PreprocessingSpec.model_validate(json.loads(found.hint.split("'")[1])).input("x")
+    assert pasted == InputSpec(array="pixels", scale=1 / full)
+    np.testing.assert_allclose(found.change(stored * np.float32(2) - 3), stored / np.float32(full), atol=1e-6)
