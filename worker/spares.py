@@ -84,16 +84,20 @@ class _Spare:
         return f"{reason}; {said}" if said else str(reason)
 
     def _hears(self, word: bytes, until: float, check: Callable[[], None]) -> bool:
-        """True if it says the word before that time; not a byte behind it is read."""
+        """True if it has said the word, or says it before that time; not a byte behind it is read."""
         poll, heard = select.poll(), b""
         poll.register(self.started.lines, select.POLLIN)
-        while len(heard) < len(word) and time.monotonic() < until:
+        while len(heard) < len(word):
+            left = until - time.monotonic()
             check()
-            if poll.poll(_LOOK_SECONDS * 1000):
+            # what was said long ago still counts: a spare may wait for hours until it is needed
+            if poll.poll(max(0.0, min(_LOOK_SECONDS, left)) * 1000):
                 data = os.read(self.started.lines, len(word) - len(heard))
                 if not data:
                     return False
                 heard += data
+            elif left <= 0:
+                return False
         return heard == word
 
 

@@ -238,6 +238,33 @@ def test_a_summary_begins_with_what_makes_its_figures_worthless():
     assert "not of the summary" not in text(console)
 
 
+@pytest.mark.parametrize("hint", [None, "Use `--preprocessing '{}'`."])
+def test_a_summary_doubts_the_preprocessing_of_a_float_model_that_is_mostly_wrong(hint):
+    report = lossy()
+    metric = report.metrics[0].model_copy(update={"kind": "top1", "float_": 12.5})
+    found = [Finding(code="input-fits-better-otherwise", severity="critical", message="x", hint=hint)] if hint else []
+    console = Console(file=io.StringIO(), width=300, highlight=False)
+    print_summary(report.model_copy(update={"metrics": (metric,), "findings": tuple(found)}), console)
+    told = text(console).splitlines()[-1]
+    assert told.startswith(
+        "look at   Top-1 accuracy of the float model is 12.50 %, so the preprocessing probably does not"
+    )
+    assert (hint or "`--preprocessing imagenet_torchvision|imagenet_tf|imagenet_caffe|cifar10`") in told
+
+
+def test_a_finding_that_the_run_has_logged_is_not_repeated():
+    logged, later = (
+        Finding(code=code, severity="critical", message=code, hint="Give data.") for code in ("first-one", "other-one")
+    )
+    console = plain()
+    with ProgressView(console) as view:
+        view.log(logged.logged, "warning")
+    report = make_report().model_copy(update={"findings": (logged, later)})
+    for show in (print_summary, print_report):
+        show(report, console, warned=view.warned)
+    assert (text(console).count(" first-one"), text(console).count(" other-one")) == (1, 2)
+
+
 def test_findings_stand_before_all_figures():
     console = plain()
     found = Finding(

@@ -60,7 +60,10 @@ def test_ctrl_c_says_that_the_job_goes_on_and_how_to_come_back(quantmill, servic
         "jobs", "follow", job_id, "--server", service.url, "--output", "q.onnx", "--report", "r.json",
         QUANTMILL_API_KEY=KEY, code=0,
     )  # fmt: skip
-    assert "(no gate set)" in done.stdout
+    summary = [line.split()[0] for line in done.stdout.splitlines()[:5]]
+    assert summary == ["DONE:", "accuracy", "size", "latency", "look"]
+    verbose = quantmill("jobs", "follow", job_id, "-v", "--server", service.url, QUANTMILL_API_KEY=KEY, code=0)
+    assert "fidelity  SQNR" in verbose.stdout
     report = Report.model_validate_json((tmp_path / "r.json").read_text())
     assert (tmp_path / "q.onnx").stat().st_size == report.quantized.size_bytes
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import signal
 import sys
@@ -61,6 +62,18 @@ def test_a_spare_does_one_job_in_its_folder_and_another_takes_its_place(bench, s
     assert len({*pids, waiting(bench)}) == 3
     assert said().count("spare.taken") == 2
     assert bench.scratch_folders() == [], "a spare has no folder of its own"
+
+
+def test_one_that_has_waited_longer_than_loading_may_take_is_taken(bench, said, monkeypatch):
+    supervisor = bench.supervisor(LOOKS, spare=True)
+    pid = waiting(bench)
+    first = bench.spares[-1]._spare
+    assert select.select([first.started.lines], [], [], 60.0)[0], "it has loaded the engine"
+    monkeypatch.setattr(module, "LOADING_SECONDS", 0.0)
+    job_id = bench.submit()
+    assert supervisor.run(job_id)
+    assert bench.logged(job_id)[0] == str(pid)
+    assert "spare.taken" in said()
 
 
 def test_a_runner_outlives_the_thread_that_took_it_and_stands_back_as_it_must(bench):

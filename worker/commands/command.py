@@ -67,6 +67,13 @@ class Printing:
     quiet: options.Quiet = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class ResultPrinting(Printing):
+    """How a command prints that may end with the result of a job."""
+
+    verbose: options.Verbose = False
+
+
 @dataclass(frozen=True)
 class Listed:
     """The newest of a list, read one further than ``limit`` to know whether there are more."""

@@ -78,6 +78,7 @@ class ProgressView:
 
     def __init__(self, console: Console | None = None, *, quiet: bool = False) -> None:
         self._console = console or make_console(stderr=True, quiet=quiet)
+        self.warned: list[str] = []  # what need not be said again
         self._printed_at: dict[str, float] = {}
         self._whole = ""
         self._whole_told_at = time.monotonic()
@@ -137,6 +138,8 @@ class ProgressView:
 
     def log(self, message: str, level: Literal["info", "warning"] = "info") -> None:
         """Show a message."""
+        if level == "warning":
+            self.warned.append(message)
         self._console.print(Text(f"{level}: {message}", style="yellow" if level == "warning" else ""))
 
     def check(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +13,8 @@ import typer
 
 from service.contracts.command_errors import GATE_EXITS
 from worker.commands import options
-from worker.commands.command import Printing, Service
-from worker.commands.options import ExtraDir, JobId, Quiet
+from worker.commands.command import ResultPrinting, Service
+from worker.commands.options import ExtraDir, JobId
 from worker.commands.printing import print_json, print_line
 from worker.commands.report_files import ReportFiles, write_json, write_whole
 
@@ -38,6 +38,15 @@ Timeout = Annotated[
 Output = Annotated[Path | None, typer.Option(metavar="Q.onnx", help="Download the quantized model to this file.")]
 ReportPath = Annotated[Path | None, typer.Option(metavar="R.json", help="Write the report as JSON to this file.")]
 Events = Annotated[bool, typer.Option("--json", help="Print one JSON object per event, as they happen.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventPrinting(ResultPrinting):
+    """The same, with events in place of the job."""
+
+    json: Events = False
+
+
 # What stands behind the name of a file in the name of its attestation.
 SUFFIX = ".intoto.jsonl"
 # Why a service signs nothing; its jobs are good all the same.
@@ -57,7 +66,9 @@ class Judging:
 class WaitOptions:
     """Whether a job is waited for, how long, and whether its verdict is an exit code."""
 
-    wait: Annotated[bool, typer.Option("--wait", help="Follow the job until it ends and print its report.")] = False
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Follow the job until it ends and print the summary of its report.")
+    ] = False
     timeout: Timeout = None
     fail_on_gate: FailOnGate = False
     word: ClassVar[str] = "job"
@@ -73,17 +84,20 @@ class WaitOptions:
                 raise typer.BadParameter(f"{option} requires --wait.")
 
 
-def finish(client: Client, job: JobOut, waiting: WaitOptions, printing: Printing) -> None:
-    """Print the job's id, or all of it; wait for its end if that is asked for, and print its report."""
+def finish(client: Client, job: JobOut, waiting: WaitOptions, printing: ResultPrinting) -> None:
+    """Print the job's id, or all of it; wait for its end if that is asked for, and print its result."""
     if not printing.json:
         typer.echo(job.id)
-    result = None if not waiting.wait else followed(client, job, timeout_seconds=waiting.timeout, quiet=printing.quiet)
+    if not waiting.wait:
+        if printing.json:
+            print_json(job)
+        return
+    result, warned = followed(client, job, timeout_seconds=waiting.timeout, quiet=printing.quiet)
     if printing.json:
-        print_json(job if result is None else client.job(job))
-    if result is not None:
-        if not (printing.json or printing.quiet):
-            print_result(result)
-        check_gate(judged(result), waiting.fail_on_gate)
+        print_json(client.job(job))
+    elif not printing.quiet:
+        print_result(result, verbose=printing.verbose, warned=warned)
+    check_gate(judged(result), waiting.fail_on_gate)
 
 
 def followed(
@@ -93,25 +107,32 @@ def followed(
     timeout_seconds: float | None,
     quiet: bool,
     on_event: Callable[[EventOut], None] | None = None,
-) -> Report | EvaluationReport:
-    """Show a job's progress until it has ended; gives its report, of whichever kind it is."""
+) -> tuple[Report | EvaluationReport, list[str]]:
+    """Show a job's progress until it has ended; gives its report, of whichever kind it is, and the warnings shown."""
     from worker.commands import remote
     from worker.commands.console import ProgressView
 
     with ProgressView(quiet=quiet) as view:
         remote.follow(client, job.id, view=view, timeout_seconds=timeout_seconds, on_event=on_event)
-    return client.evaluation_report(job.id) if job.kind == "evaluate" else client.report(job.id)
+    return client.evaluation_report(job.id) if job.kind == "evaluate" else client.report(job.id), view.warned
 
 
-def print_result(result: Report | EvaluationReport, *, report_path: Path | None = None) -> None:
-    """The report in short, of whichever kind it is."""
+def print_result(
+    result: Report | EvaluationReport,
+    *,
+    verbose: bool = False,
+    report_path: Path | None = None,
+    warned: Collection[str] = (),
+) -> None:
+    """An evaluation's figures, or a quantization's summary; the whole report where ``verbose``."""
     from service.contracts.evaluation_report import EvaluationReport
     from worker.commands.report_view import print_evaluation, print_report
+    from worker.commands.summary import print_summary
 
     if isinstance(result, EvaluationReport):
         print_evaluation(result.to_json_dict())
     else:
-        print_report(result, report_path=report_path)
+        (print_report if verbose else print_summary)(result, report_path=report_path, warned=warned)
 
 
 def check_gate(verdict: str, fail_on_gate: bool) -> None:
@@ -137,10 +158,9 @@ def follow(
     extra_dir: ExtraDir = None,
     *,
     judging: Judging,
-    json: Events = False,
-    quiet: Quiet = False,
+    printing: EventPrinting,
 ) -> None:
-    """Follow a job until it ends and print its report."""
+    """Follow a job until it ends and print the summary of its report."""
     from service.contracts.report import Report
     from worker.commands.files import ExtraPlace, download_files, print_files
 
@@ -149,8 +169,8 @@ def follow(
         found = client.job(job)
         if found.kind == "evaluate":
             _refuse_files({"--output": output, "--extra-dir": extra_dir})
-        tell = print_line if json else None
-        result = followed(client, found, timeout_seconds=judging.timeout, quiet=quiet or json, on_event=tell)
+        tell, quiet = print_line if printing.json else None, printing.quiet or printing.json
+        result, warned = followed(client, found, timeout_seconds=judging.timeout, quiet=quiet, on_event=tell)
         done = None
         if isinstance(result, Report):
             if output is not None:
@@ -159,8 +179,8 @@ def follow(
             done = download_files(client, job, result, ExtraPlace(extra_dir, protected))
     if report is not None:
         write_json(report, result.to_json_dict())
-    if not (quiet or json):
-        print_result(result, report_path=report)
+    if not quiet:
+        print_result(result, verbose=printing.verbose, report_path=report, warned=warned)
         if done is not None:
             print_files(done)
     check_gate(judged(result), judging.fail_on_gate)

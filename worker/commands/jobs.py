@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from worker.commands import options, views
-from worker.commands.command import Done, Listed, Printing, Service, command, deleted, remote
+from worker.commands.command import Done, Listed, ResultPrinting, Service, command, deleted, remote
 from worker.commands.command import show as show_answer
 from worker.commands.job_results import WaitOptions, fetch, finish, follow
 from worker.commands.options import JobId
@@ -95,7 +95,7 @@ def submit(
     *,
     waiting: WaitOptions,
     service: Service,
-    printing: Printing,
+    printing: ResultPrinting,
 ) -> None:
     """Submit a quantization job; print its id."""
     from worker.commands.recipes import load_recipe
@@ -208,7 +208,7 @@ command(app)(fetch)
 
 
 @command(app)
-def retry(job: JobId, waiting: WaitOptions, service: Service, printing: Printing) -> None:
+def retry(job: JobId, waiting: WaitOptions, service: Service, printing: ResultPrinting) -> None:
     """Submit the request of a finished job again; print the new job's id."""
     waiting.check()
     with service.connected() as client:
@@ -233,7 +233,7 @@ def clone(
     *,
     waiting: WaitOptions,
     service: Service,
-    printing: Printing,
+    printing: ResultPrinting,
 ) -> None:
     """Submit the request of a job with changes; print the new job's id."""
     from worker.commands.recipes import recipe_document
@@ -329,7 +329,7 @@ def evaluate(
     job: EvaluationOptions,
     waiting: WaitOptions,
     service: Service,
-    printing: Printing,
+    printing: ResultPrinting,
 ) -> None:
     """Submit an evaluation of a model; print the job's id."""
     from worker.commands.recipes import load_recipe

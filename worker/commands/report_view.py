@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,16 @@ _MOST_ADVICE = 3
 _VERDICT_STYLES = {"pass": "bold green", "fail": "bold red", "undecided": "bold yellow"}
 
 
-def print_report(report: Report, console: Console | None = None, *, report_path: Path | None = None) -> None:
-    """The report in short: findings, figures, gate, advice, layers."""
+def print_report(
+    report: Report,
+    console: Console | None = None,
+    *,
+    report_path: Path | None = None,
+    warned: Collection[str] = (),
+) -> None:
+    """The report in short: findings, figures, gate, advice, layers; ``warned`` as of ``print_summary``."""
     console = console or make_console()
-    print_findings(report.findings, console)
+    print_findings(report.findings, console, warned)
     console.print(_compared(report))
     fidelity = report.fidelity
     words = [f"SQNR {number(fidelity.sqnr_db, 'dB')}", f"cosine {number(fidelity.cosine, digits=6)}"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from service.contracts.changes import Change, change_of, latency_change, latency_change_of, size_change
+from service.contracts.preprocessing import PLAIN_NAMES
 from service.contracts.report import Finding, Report
 from service.contracts.report.figures import SANITY
 from service.reports.figures import figure, metric_title, milliseconds, percent, size
@@ -17,19 +19,30 @@ from service.reports.verdict import Headline, blame, conditions, first_advice, h
 from worker.commands.console import make_console
 
 TONES = {"good": "bold green", "bad": "bold red", "unsure": "yellow", "plain": ""}
+# Metrics that are shares of right decisions, and the share below which the preprocessing is doubted.
+_SHARES_RIGHT, _HALF_RIGHT = ("top1", "top5", "accuracy_at_k", "per_class_accuracy"), 50.0
+# The finding that names another preprocessing.
+_FITS_BETTER = "input-fits-better-otherwise"
 _SEVERITIES = {"critical": "bold red", "warning": "yellow"}
 
 
-def print_summary(report: Report, console: Console | None = None, *, report_path: Path | None = None) -> None:
+def print_summary(
+    report: Report,
+    console: Console | None = None,
+    *,
+    report_path: Path | None = None,
+    warned: Collection[str] = (),
+) -> None:
     """Five lines, after the findings without which none of them can be trusted.
 
     Args:
         report: whole.
         console: to print on; default: standard output.
         report_path: where the report was written; None: nowhere.
+        warned: warnings of the run that were shown: findings among them are not repeated.
     """
     console = console or make_console()
-    print_findings([one for one in report.findings if one.severity == "critical"], console)
+    print_findings([one for one in report.findings if one.severity == "critical"], console, warned)
     console.print(verdict_line(outcome(report), _not_passed(report)), soft_wrap=True)
     _print(console, "accuracy", _accuracy(report))
     sizes = (report.float_.size_bytes, report.quantized.size_bytes)
@@ -64,9 +77,11 @@ def verdict_line(found: Headline, more: str = "") -> Text:
     return Text.assemble((f"{found.word}: ", TONES[tone] or "bold"), (sentence, "red" if tone == "bad" else ""))
 
 
-def print_findings(findings: list[Finding] | tuple[Finding, ...], console: Console) -> None:
-    """What has to be known before the figures."""
-    for finding in findings:
+def print_findings(
+    findings: list[Finding] | tuple[Finding, ...], console: Console, warned: Collection[str] = ()
+) -> None:
+    """What has to be known before the figures, but for what was shown as a warning."""
+    for finding in (one for one in findings if one.logged not in warned):
         style = _SEVERITIES.get(finding.severity, "")
         console.print(
             Text.assemble((f"{finding.severity}[{finding.code}]", style), f": {finding.message}"), soft_wrap=True
@@ -129,8 +144,22 @@ def _latency(report: Report) -> Text:
     return _moved(milliseconds(times[0]), milliseconds(times[1]), change)
 
 
+def _preprocessing(report: Report) -> str:
+    """That it probably does not match, and what to try; "" where the float model is right about half of the labels."""
+    low = next((one for one in report.metrics if one.kind in _SHARES_RIGHT and (one.float_ or 0.0) < _HALF_RIGHT), None)
+    hint = next((one.hint for one in report.findings if one.code == _FITS_BETTER), None)
+    if low is None and hint is None:
+        return ""
+    told = "" if low is None else f"{metric_title(low.name)} of the float model is {figure(low.float_, low.unit)}, so "
+    try_it = hint or f"Try `--preprocessing {'|'.join(PLAIN_NAMES)}`, or set scale, mean and std."
+    return f"{told}the preprocessing probably does not match. {try_it}"
+
+
 def _look_at(report: Report, path: Path | None) -> str:
-    """The layer with the largest error contribution, and the one thing to try."""
+    """The preprocessing if it is doubted; else the layer with the largest error contribution, and what to try."""
+    wrong = _preprocessing(report)
+    if wrong:
+        return wrong  # what follows from figures of a model that does not work helps nobody
     found, advice = blame(report), first_advice(report)
     told = []
     if found is not None and found.layer:

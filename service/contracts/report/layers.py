@@ -229,6 +229,11 @@ class Finding(Contract):
         description="True if no statement about accuracy is possible: accuracy clauses are then undecided.",
     )
 
+    @property
+    def logged(self) -> str:
+        """What the log says of it."""
+        return f"{self.message}. {self.hint}" if self.hint else self.message
+
 
 class CausePlace(Contract):
     """A node that is affected by a cause of error."""

@@ -5,23 +5,23 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from service.contracts.dataset import UNLABELLED, InputSpec
+from service.contracts.dataset import UNLABELLED, InputSpec, PreprocessingSpec
 from service.contracts.errors import DatasetMismatchError, EngineError, UnsupportedModelError
 from service.contracts.model import TensorInfo
+from service.contracts.preprocessing import ANY_INPUT
 from worker.quantizer.data import OpenDataset
 from worker.quantizer.evaluation.metrics.distances import are_probabilities, log_softmax
 from worker.quantizer.runtime.session import Session
 from worker.quantizer.sanity.kind import declare
-from worker.quantizer.sanity.look import Array, first_values, run_on
+from worker.quantizer.sanity.look import Array, Look, first_values, run_on
 
 _FLOATS = ("float16", "float32", "float64", "bfloat16")
 _BYTE = 255.0
-# Values that reach so far were perhaps to be divided by the largest of them.
-_LEAST_RANGE = 2.0
 # Full scale of 16-bit sound.
 _SOUND = 32768.0
 # The usual ways of preparing pictures, as (scale, mean, std) of 8-bit values.
@@ -42,13 +42,14 @@ class Alternative:
     kind: str  # scale, mean, channel-order or layout
     words: str  # what it is
     change: Callable[[Array], Array]  # makes it of what was given, [samples, ...] in, the same shape out
-    fragment: str | None = None  # of the preprocessing, as JSON; None: no preprocessing makes it
+    fragment: dict[str, Any] | None = None  # of the input's preprocessing; None: no preprocessing makes it
     is_gross: bool = True  # tried only where the model hardly works as it is
+    setting: str | None = None  # the whole preprocessing with the fragment, as JSON
 
     @property
     def hint(self) -> str:
         """What to do."""
-        told = f"set {self.fragment} in the preprocessing" if self.fragment else "store or preprocess it that way"
+        told = f"use `--preprocessing '{self.setting}'`" if self.setting else "store or preprocess it that way"
         return f"{self.words[0].upper()}{self.words[1:]}: {told}"
 
 
@@ -59,13 +60,15 @@ def main_input(picked: OpenDataset, inputs: tuple[TensorInfo, ...]) -> TensorInf
     return tensor if size > 1 else None
 
 
-def alternatives(picked: OpenDataset, tensor: TensorInfo) -> list[Alternative]:
+def alternatives(look: Look, tensor: TensorInfo, preprocessing: PreprocessingSpec) -> list[Alternative]:
     """What may have been meant instead, the subtle ones first.
 
     Args:
-        picked: samples.
+        look: at samples.
         tensor: input that they feed.
+        preprocessing: of the data as given.
     """
+    picked = look.picked
     array, spec = picked.array_for(tensor)
     values = first_values(picked, tensor).astype(np.float32)
     axis = _channel_axis(values, spec)
@@ -74,10 +77,24 @@ def alternatives(picked: OpenDataset, tensor: TensorInfo) -> list[Alternative]:
         *_colours(values, spec, axis),
         *_pictures(values, spec, axis, stored_bytes),
         *_scales(values, spec),
+        *_full_scale(spec, axis, (look.lows[tensor.name].min(), look.highs[tensor.name].max()), stored_bytes),
         *_means(values, axis),
         *_layouts(values, spec, axis),
     ]
-    return sorted(found, key=lambda one: one.is_gross)
+    told = (
+        one if one.fragment is None else replace(one, setting=_setting(preprocessing, tensor.name, one.fragment))
+        for one in found
+    )
+    return sorted(told, key=lambda one: one.is_gross)
+
+
+def _setting(preprocessing: PreprocessingSpec, name: str, fragment: dict[str, Any]) -> str:
+    """The whole preprocessing with a fragment for one input, so that it can be pasted."""
+    document = preprocessing.model_dump(mode="json", exclude_defaults=True)
+    inputs = document.setdefault("inputs", {})
+    entry = ANY_INPUT if name not in inputs and ANY_INPUT in inputs else name
+    inputs[entry] = {**inputs.get(entry, {}), **fragment}
+    return json.dumps(document)
 
 
 def _channel_axis(values: Array, spec: InputSpec) -> int | None:
@@ -100,7 +117,7 @@ def _colours(values: Array, spec: InputSpec, axis: int | None) -> Iterator[Alter
         return
     words = "the color channels reversed (RGB and BGR)"
     mean, std = _shaped(spec.mean, axis), _shaped(spec.std, axis)
-    fragment = json.dumps({"channel_order": "rgb" if spec.channel_order == "bgr" else "bgr"}) if spec.layout else None
+    fragment = {"channel_order": "rgb" if spec.channel_order == "bgr" else "bgr"} if spec.layout else None
     yield Alternative(
         "channel-order", words, lambda x: (np.flip(x * std + mean, axis) - mean) / std, fragment, is_gross=False
     )
@@ -121,7 +138,7 @@ def _pictures(values: Array, spec: InputSpec, axis: int | None, stored_bytes: bo
         change = _prepared(to_bytes, scale, _shaped(mean, axis), _shaped(std, axis))
         if np.abs(change(values) - values).max() < 0.01 * (values.std() or 1.0):
             continue
-        fragment = json.dumps({"scale": scale, "mean": mean, "std": std}) if stored_bytes else None
+        fragment = {"scale": scale, "mean": mean, "std": std} if stored_bytes else None
         shifted = np.allclose(scale / np.mean(std), 1.0 / _slope(pixels, values), rtol=0.1)
         yield Alternative("mean" if shifted else "scale", words, change, fragment, is_gross=words == _RAW)
 
@@ -163,14 +180,26 @@ def _scales(values: Array, spec: InputSpec) -> Iterator[Alternative]:
         factors |= {_SOUND: "32768 times larger values", 1 / _SOUND: "32768 times smaller values"}
     for factor, words in factors.items():
         other = {"scale": spec.scale * factor, "mean": [mean * factor for mean in spec.mean]}
-        yield Alternative("scale", words, _scaled(factor), json.dumps(other))
-    # Counts and gray levels of another depth than bytes: 0 to 16, say.
-    largest = float(np.abs(values).max())
-    if largest >= _LEAST_RANGE and not np.isclose(largest, _BYTE):
-        other = {"scale": spec.scale / largest, "mean": [mean / largest for mean in spec.mean]}
-        yield Alternative(
-            "scale", f"values divided by the largest, {largest:g}", _scaled(1.0 / largest), json.dumps(other)
-        )
+        yield Alternative("scale", words, _scaled(factor), other)
+
+
+def _full_scale(
+    spec: InputSpec, axis: int | None, extremes: tuple[float, float], stored_bytes: bool
+) -> Iterator[Alternative]:
+    """Stored values divided by the largest: digits from 0 to 16 by 16, bytes by 255."""
+    low, high = float(extremes[0]), float(extremes[1])
+    full = _BYTE if stored_bytes else high
+    by_channel = axis is None and max(len(spec.mean), len(spec.std)) > 1
+    if (
+        low < 0
+        or not 1.0 < full < math.inf
+        or by_channel
+        or ({*spec.mean} == {0.0} and {*spec.std} == {1.0} and math.isclose(spec.scale * full, 1.0))
+    ):
+        return
+    back = _back(spec, axis or 1)
+    fragment = {"scale": 1 / full, "mean": [0.0], "std": [1.0]}
+    yield Alternative("scale", f"values divided by {full:g}", lambda x: back(x) / np.float32(full), fragment)
 
 
 def _means(values: Array, axis: int | None) -> Iterator[Alternative]:
@@ -198,7 +227,7 @@ def _layouts(values: Array, spec: InputSpec, axis: int | None) -> Iterator[Alter
             "layout",
             words,
             _channels_last_read if first else _channels_first_read,
-            '{"layout": "NHWC"}' if first else None,
+            {"layout": "NHWC"} if first else None,
         )
 
 

@@ -62,7 +62,7 @@ def examine(case: Case, model: ir.Model | None, services: Services) -> tuple[Fin
     found = worst_first(_findings(case, model, services))
     for finding in found:
         if finding.severity == "critical":
-            services.run.log(f"{finding.message}. {finding.hint}", "warning")
+            services.run.log(finding.logged, "warning")
     return found
 
 
@@ -110,7 +110,7 @@ def _model_findings(case: Case, model: ir.Model | None, look: Look, services: Se
     tensor = main_input(picked, case.inputs)
     if tensor is None:
         return
-    tried = alternatives(picked, tensor)
+    tried = alternatives(look, tensor, case.measured_on.preprocessing)
     found = None
     if decisions is not None and decisions.fit and trusted:
         run.check()

@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 
 from service.contracts.config import parse_config
+from service.contracts.dataset import InputSpec, PreprocessingSpec
+from service.contracts.model import TensorInfo
 from tests.unit.quantizer.sanity.conftest import Bench
-from worker.quantizer.data import RandomDataset
+from worker.quantizer.data import ArrayDataset, RandomDataset
 from worker.quantizer.run.interface import SilentRun
 from worker.quantizer.run.services import Services
 from worker.quantizer.sanity.alternatives import alternatives
 from worker.quantizer.sanity.examine import examine
+from worker.quantizer.sanity.look import look_at
 
 
 def test_correct_data_is_silent_and_random_inputs_are_not_judged(bench: Bench) -> None:
@@ -134,13 +137,13 @@ def test_a_planted_fault_is_found_and_named(bench: Bench, fault: object, kind: s
     assert [finding.where["fault"] for finding in found] == [kind]
 
 
-def test_values_of_another_depth_than_bytes_may_be_divided_by_the_largest(bench: Bench) -> None:
-    """As digits stored as 0 to 16, of which a model has seen 0 to 1."""
-    stored = np.clip(np.abs(bench.x) * 8, 0, 16).astype(np.float32)
-    stored[0, 0, 0, 0] = 16.0
-    case = bench.case(x=stored)
-    picked = case.measured_on
-    found = [one for one in alternatives(picked, case.inputs[0]) if one.words == "values divided by the largest, 16"]
-    (one,) = found
-    np.testing.assert_allclose(one.change(stored), stored / 16)
-    assert json.loads(one.fragment or "") == {"scale": 1 / 16, "mean": [0.0]}
+@pytest.mark.parametrize(("top", "dtype", "full"), [(16, np.float32, 16), (16, np.int8, 16), (200, np.uint8, 255)])
+def test_stored_values_over_the_largest_are_tried_with_a_setting_to_paste(top: int, dtype: type, full: int) -> None:
+    stored = np.random.default_rng(0).integers(0, top + 1, (40, 1, 8, 8)).astype(dtype)
+    spec = PreprocessingSpec.model_validate({"inputs": {"x": {"array": "pixels", "scale": 2.0, "mean": [3.0]}}})
+    tensor = TensorInfo(name="x", dtype="float32", shape=(None, 1, 8, 8))
+    look = look_at(ArrayDataset({"pixels": stored}, preprocessing=spec), (tensor,))
+    (found,) = [one for one in alternatives(look, tensor, spec) if one.words == f"values divided by {full}"]
+    pasted = PreprocessingSpec.model_validate(json.loads(found.hint.split("'")[1])).input("x")
+    assert pasted == InputSpec(array="pixels", scale=1 / full)
+    np.testing.assert_allclose(found.change(stored * np.float32(2) - 3), stored / np.float32(full), atol=1e-6)
