@@ -102,8 +102,7 @@ class Damage:
 
     harms: Mapping[HarmKind, Harm]  # by kind
     layers: Mapping[str, float]  # quantized nodes with weights, by name: noise of everything at them
-    outliers: tuple[str, ...] = ()  # tensors with outlier channels, as the report's findings name them
-    activation_outliers: bool = False  # some of them are activations: equalization of weights does not treat those
+    outliers: frozenset[str] = frozenset()  # what has outlier channels: "activation", "weight"
 
     def noise(self, kind: HarmKind) -> float:
         """Of one cause; 0 where there is none."""
@@ -193,8 +192,7 @@ def find_damage(draft: Draft, case: Case, services: Services, *, sqnr_db: float 
     output_noise = 1.0 if sqnr_db is None else 10 ** (-sqnr_db / 10)
     damage = tally.damage({node_name(node) for node in nodes}, output_noise)
     wild = find_outliers(graph, plan, case.config.outlier_ratio)
-    activations = any(one.kind == "activation" for one in wild)
-    return replace(damage, outliers=tuple(dict.fromkeys(one.tensor for one in wild)), activation_outliers=activations)
+    return replace(damage, outliers=frozenset(one.kind for one in wild))
 
 
 def _axis_of(node: ir.Node) -> int:

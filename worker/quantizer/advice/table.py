@@ -20,6 +20,7 @@ from worker.quantizer.plan.targets import TARGETS
 Document = dict[str, Any]
 
 _CORRECTION = {"method": "bias_correction", "mode": "full"}
+_OUTLIERS = {"method": "outlier_channels"}
 _ROUNDING = ("adaround", "adaquant")
 _SEARCHES = ("autopilot", "mixed_precision", "qat")
 _PERCENTILE = 99.99
@@ -59,9 +60,9 @@ class AdviceRule:
 def _equalize(document: Document, setting: AdviceContext) -> Document | None:
     if document["mode"] != "static" or _has(document, *_SEARCHES):
         return None
-    if not setting.damage.activation_outliers and _has(document, "outlier_channels"):
-        return None  # which would then do nothing
     kept = _without(document, "cross_layer_equalization")
+    if "activation" not in setting.damage.outliers:
+        kept = [entry for entry in kept if entry != _OUTLIERS]  # advised before: equalization balances weights
     made = _in_order([{"method": "cross_layer_equalization"}, *kept])
     return _corrected({**document, "algorithms": made}) or {**document, "algorithms": made}
 
@@ -99,12 +100,13 @@ def _smooth(document: Document, setting: AdviceContext) -> Document | None:
 
 
 def _treat_outliers(document: Document, setting: AdviceContext) -> Document | None:
-    if document["mode"] != "static" or _has(document, "outlier_channels", *_SEARCHES) or not setting.damage.outliers:
+    if document["mode"] != "static" or _has(document, "outlier_channels", *_SEARCHES):
         return None
-    # Of weights alone the algorithm leaves the channels to cross-layer equalization, which follows it.
-    if not setting.damage.activation_outliers and _has(document, "cross_layer_equalization"):
+    # channels of weights are left to equalization where there is one
+    treated = {"activation"} if _has(document, "cross_layer_equalization") else {"activation", "weight"}
+    if not treated & setting.damage.outliers:
         return None
-    return {**document, "algorithms": _in_order([{"method": "outlier_channels"}, *_listed(document)])}
+    return {**document, "algorithms": _in_order([_OUTLIERS, *_listed(document)])}
 
 
 def _keep_function(document: Document, setting: AdviceContext) -> Document | None:

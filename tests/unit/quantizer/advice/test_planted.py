@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,21 @@ import pytest
 from service.contracts.config import advised_config, parse_config
 from service.contracts.report import Report
 from tests.support.exact_sums import make_sums_as_here
-from tests.unit.quantizer.advice.planted import NPU, PLANTED, Planted, chain, healthy, images, large_bias
+from tests.unit.quantizer.advice.planted import (
+    NPU,
+    PER_TENSOR,
+    PLANTED,
+    Planted,
+    chain,
+    healthy,
+    images,
+    large_bias,
+    rows,
+    wide_output,
+)
 from tests.unit.quantizer.toolbox import quantize_file
-from worker.quantizer.advice.table import RULES
+from worker.quantizer.advice.damage import Damage
+from worker.quantizer.advice.table import RULES, AdviceContext
 from worker.quantizer.runtime.host import saturates_pairs
 
 pytestmark = pytest.mark.slow  # quantizes many times
@@ -52,6 +65,32 @@ def test_an_advice_is_found_where_its_damage_is_and_helps_as_it_stands(code, tmp
     assert config.target == report.manifest.config.target
     after = quantized(tmp_path, case, config=config).fidelity.sqnr_db
     assert after is not None and after > report.fidelity.sqnr_db + 1.0
+
+
+@pytest.mark.parametrize("model", [chain(spread=1000.0), wide_output()], ids=["chain", "product"])
+def test_no_advice_lists_an_algorithm_that_another_leaves_nothing_to_do(model: Any, tmp_path: Path) -> None:
+    data = images() if model.graph.input[0].type.tensor_type.shape.dim[1].dim_value == 3 else rows()
+    case = Planted(model, data, None, PER_TENSOR)
+    report = quantized(tmp_path, case)
+    assert report.advice
+    for advice in (one for one in report.advice if "algorithms" in one.config):
+        after = quantized(tmp_path, case, config=advised_config(report.manifest.config, advice.config))
+        codes = {algorithm.method: algorithm.reason_code for algorithm in after.algorithms}
+        assert "outliers-left-to-equalization" not in codes.values(), (advice.code, codes)
+
+
+def test_outliers_of_weights_alone_are_left_to_equalization_in_any_order() -> None:
+    edits = {rule.code: rule.edit for rule in RULES}
+    document = parse_config({"algorithms": []}).model_dump(mode="json")
+    for kinds, together in (({"weight"}, False), ({"activation"}, True), ({"weight", "activation"}, True)):
+        setting = AdviceContext("cpu", Damage({}, {}, frozenset(kinds)))
+        for codes in permutations(("equalize", "treat-outlier-channels")):
+            changed = document
+            for code in codes:
+                changed = edits[code](changed, setting) or changed
+            methods = {entry["method"] for entry in changed["algorithms"]}
+            assert "cross_layer_equalization" in methods
+            assert ("outlier_channels" in methods) is together, codes
 
 
 def test_a_healthy_network_gets_none(tmp_path: Path) -> None:
