@@ -188,7 +188,7 @@ def _full_scale(
 ) -> Iterator[Alternative]:
     """Stored values divided by the largest: digits from 0 to 16 by 16, bytes by 255."""
     low, high = float(extremes[0]), float(extremes[1])
-    full = _BYTE if stored_bytes else high
+    full = _BYTE if stored_bytes and high > _BYTE / 2 else high  # bytes that stay low are of another depth
     by_channel = axis is None and max(len(spec.mean), len(spec.std)) > 1
     if (
         low < 0

@@ -137,7 +137,7 @@ def test_a_planted_fault_is_found_and_named(bench: Bench, fault: object, kind: s
     assert [finding.where["fault"] for finding in found] == [kind]
 
 
-@pytest.mark.parametrize(("top", "dtype", "full"), [(16, np.float32, 16), (16, np.int8, 16), (200, np.uint8, 255)])
+@pytest.mark.parametrize(("top", "dtype", "full"), [(16, np.float32, 16), (16, np.uint8, 16), (200, np.uint8, 255)])
 def test_stored_values_over_the_largest_are_tried_with_a_setting_to_paste(top: int, dtype: type, full: int) -> None:
     stored = np.random.default_rng(0).integers(0, top + 1, (40, 1, 8, 8)).astype(dtype)
     spec = PreprocessingSpec.model_validate({"inputs": {"x": {"array": "pixels", "scale": 2.0, "mean": [3.0]}}})
