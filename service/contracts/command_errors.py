@@ -31,7 +31,7 @@ class BackupUnsupportedError(
     """What is to be copied, or to be put back, is not in one data directory."""
 
 
-class BackupPlaceError(QuantmillError, code="backup-place", title="The folder is none for a backup", status=500):
+class BackupPlaceError(QuantmillError, code="backup-place", title="Not a backup folder", status=500):
     """The folder cannot be used for a backup, or contains none."""
 
 

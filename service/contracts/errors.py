@@ -206,7 +206,7 @@ class DatasetError(QuantmillError, code="invalid-dataset", title="The dataset ca
     """Base of everything wrong with a dataset in itself."""
 
 
-class CalibrationMissingError(DatasetError, code="calibration-missing", title="There is no calibration data"):
+class CalibrationMissingError(DatasetError, code="calibration-missing", title="Calibration data is missing"):
     """No calibration data is given, and random data was not asked for."""
 
 
@@ -258,5 +258,5 @@ class EngineError(QuantmillError, code="engine-error", title="The engine failed"
     """The engine failed on a valid input: a fault of ours, or of the runtime."""
 
 
-class DeviceNotThereError(EngineError, code="device-not-there", title="The device is not there", status=422):
+class DeviceNotThereError(EngineError, code="device-not-there", title="Device not available", status=422):
     """The config asks for a GPU that the machine does not have, or that the libraries cannot use."""
