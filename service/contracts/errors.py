@@ -7,7 +7,8 @@ problem+json; a failed job stores the same object.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -260,3 +261,14 @@ class EngineError(QuantmillError, code="engine-error", title="The engine failed"
 
 class DeviceNotThereError(EngineError, code="device-not-there", title="Device not available", status=422):
     """The config asks for a GPU that the machine does not have, or that the libraries cannot use."""
+
+
+@contextmanager
+def of_role(role: str | None) -> Iterator[None]:
+    """Have errors of a model or a dataset say what it is for, such as "calibration dataset"; None: they do not."""
+    try:
+        yield
+    except (ModelError, DatasetError) as error:
+        if role is not None:
+            error.where.setdefault("role", role)
+        raise
