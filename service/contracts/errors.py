@@ -143,13 +143,15 @@ class QuantmillError(Exception):
 
 
 class InvalidRequestError(QuantmillError, code="invalid-request", title="The request is not valid", status=422):
-    """The request does not fit its schema."""
+    """The request does not fit its schema; ``errors`` names each field. The schema is at /docs."""
 
 
 class InvalidConfigError(
     QuantmillError, code="invalid-config", title="The quantization config is not valid", status=422
 ):
-    """The quantization config is not valid: an unknown key, a value out of bounds, or a contradiction."""
+    """The config has an unknown key, a value out of bounds, or a contradiction; ``errors`` names each. docs/config.md
+    describes every key.
+    """
 
 
 class ModelError(QuantmillError, code="invalid-model", title="The model cannot be used", status=422):
@@ -157,7 +159,7 @@ class ModelError(QuantmillError, code="invalid-model", title="The model cannot b
 
 
 class NotOnnxError(ModelError, code="not-onnx", title="The file is not an ONNX model"):
-    """The bytes are not an ONNX model (or are cut short)."""
+    """The bytes are not an ONNX model, or are cut short. Export the model to ONNX, or copy the file again."""
 
 
 class ExternalDataError(ModelError, code="external-data", title="The model's external data cannot be used"):
@@ -177,7 +179,7 @@ class NotDifferentiableError(UnsupportedModelError, code="not-differentiable", t
 
 
 class AlreadyQuantizedError(ModelError, code="already-quantized", title="The model is already quantized"):
-    """The model already holds quantized operators."""
+    """The model contains quantized operators. Use the float model, or set ``preparation.dequantize``."""
 
 
 class StateError(ModelError, code="state-mismatch", title="The weights do not fit the graph"):
@@ -208,7 +210,9 @@ class DatasetError(QuantmillError, code="invalid-dataset", title="The dataset ca
 
 
 class CalibrationMissingError(DatasetError, code="calibration-missing", title="Calibration data is missing"):
-    """No calibration data is given, and random data was not asked for."""
+    """The mode or an algorithm needs calibration data, and none is given. Give a dataset, set
+    ``random_calibration``, or use a preset of mode dynamic or weights_only.
+    """
 
 
 class DatasetFormatError(DatasetError, code="dataset-format", title="The file is not a usable dataset"):
@@ -224,19 +228,21 @@ class DatasetLabelsError(DatasetError, code="dataset-labels", title="The dataset
 
 
 class EmptyDatasetError(DatasetError, code="dataset-empty", title="The dataset is empty"):
-    """The dataset contains no samples."""
+    """The arrays have no samples along the first axis, or the archive no usable files. Store at least one sample."""
 
 
 class DatasetMismatchError(DatasetError, code="dataset-mismatch", title="The dataset does not match the model"):
-    """The dataset does not fit the model: names, dtypes, ranks, shapes or label range."""
+    """A dataset lacks an array for a model input, or holds one of another dtype, rank or shape, or labels outside the
+    model's classes. Name arrays after the inputs, or map them in ``preprocessing``.
+    """
 
 
 class NonFiniteDataError(DatasetError, code="non-finite-data", title="The data holds NaN or Inf"):
-    """The data holds NaN or Inf."""
+    """An array contains NaN or Inf, or the model computes them from the data. Remove such samples, or fix the export."""
 
 
 class CanceledError(QuantmillError, code="canceled", title="The job was canceled", status=409):
-    """The job was canceled by its owner."""
+    """The job was canceled on request. Retry it to run it again."""
 
 
 class InterruptedRunError(CanceledError, code="interrupted", title="The run was interrupted"):
@@ -244,11 +250,11 @@ class InterruptedRunError(CanceledError, code="interrupted", title="The run was 
 
 
 class PoisonError(QuantmillError, code="poison", title="The job crashes its runner", status=500):
-    """Every attempt crashed the runner process."""
+    """Every attempt crashed the runner process. Try another model or config, and report this one."""
 
 
 class StalledError(QuantmillError, code="stalled", title="The job has stalled", status=500):
-    """The runner showed no progress for too long."""
+    """The runner showed no progress for too long. Submit the job again; report the model if it stalls again."""
 
 
 class ResourceLimitError(QuantmillError, code="resource-limit", title="A resource limit was reached", status=413):
@@ -260,7 +266,9 @@ class EngineError(QuantmillError, code="engine-error", title="The engine failed"
 
 
 class DeviceNotThereError(EngineError, code="device-not-there", title="Device not available", status=422):
-    """The config asks for a GPU that the machine does not have, or that the libraries cannot use."""
+    """The config requests a GPU that the machine does not have, or that the libraries cannot use. Set the device to
+    cpu, or install the libraries for CUDA.
+    """
 
 
 @contextmanager
