@@ -32,7 +32,7 @@ class BackupUnsupportedError(
 
 
 class BackupPlaceError(QuantmillError, code="backup-place", title="Not a backup folder", status=500):
-    """The folder contains no backup, is in use, or holds other files. Use a new folder, or that of an earlier backup."""
+    """The folder contains no backup, is in use, or holds other files. Use a new folder, or that of a backup."""
 
 
 class BackupVersionError(QuantmillError, code="backup-version", title="The backup is of a newer version", status=500):

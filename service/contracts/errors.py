@@ -238,7 +238,7 @@ class DatasetMismatchError(DatasetError, code="dataset-mismatch", title="The dat
 
 
 class NonFiniteDataError(DatasetError, code="non-finite-data", title="The data holds NaN or Inf"):
-    """An array contains NaN or Inf, or the model computes them from the data. Remove such samples, or fix the export."""
+    """An array contains NaN or Inf, or the model computes them from the data. Remove such samples or fix the export."""
 
 
 class CanceledError(QuantmillError, code="canceled", title="The job was canceled", status=409):

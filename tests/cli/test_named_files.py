@@ -20,9 +20,9 @@ def test_a_file_that_is_no_model_is_named_in_the_sentence() -> None:
 
 
 def test_a_dataset_that_does_not_fit_is_named_with_its_option() -> None:
-    with pytest.raises(DatasetMismatchError) as caught, naming_files(Path("m"), calibration=Path("c.npz")):
-        with of_role("calibration dataset"):
-            raise DatasetMismatchError("input 'x' has no array")
+    named = naming_files(Path("m"), calibration=Path("c.npz"))
+    with pytest.raises(DatasetMismatchError) as caught, named, of_role("calibration dataset"):
+        raise DatasetMismatchError("input 'x' has no array")
     assert caught.value.where == {"calibration dataset": "c.npz (--calibration)"}
 
 
