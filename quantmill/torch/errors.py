@@ -57,9 +57,9 @@ _MADE = ("<eval_with_key>", "<frozen ", "<__torch", "<torch_package")
 _STACK_LINE = re.compile(r'File "([^"]+)", line (\d+)')
 _FIRST_SENTENCES = 400
 _DATA_DEPENDENT = (
-    "Which operations run depends on the values of a tensor here, and a graph has one form for all of them. Use "
-    "torch.where or torch.cond in the place of if and while, masks in the place of selected rows, and no .item() or "
-    ".tolist(); or move this part out of the module."
+    "Which operations run depends on tensor values here; an exported graph is fixed. Replace if and while by "
+    "torch.where or torch.cond, selected rows by masks, and remove .item() and .tolist(); or move this part out of "
+    "the module."
 )
 _UNSUPPORTED = (
     "ONNX has no such operator. Express it by others, or move it out of the module (and run it before or after)."
@@ -81,7 +81,7 @@ def export_error(error: BaseException, module: torch.nn.Module) -> ExportError:
     if operator is not None:
         detail, hint = f"ONNX has no translation of {operator}", _UNSUPPORTED
     elif _is_data_dependent(causes, text):
-        detail, hint = "forward decides by the values of a tensor", _DATA_DEPENDENT
+        detail, hint = "forward branches on tensor values", _DATA_DEPENDENT
     else:
         detail, hint = f"torch.export failed: {_first_sentences(causes)}", _PLAIN
     return error_at(ExportError, place_of(error) or definition(module), detail, hint=hint, operator=operator)

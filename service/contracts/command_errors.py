@@ -8,21 +8,21 @@ from service.contracts.errors import QuantmillError
 
 
 class AddressError(QuantmillError, code="address-unavailable", title="The address cannot be listened on", status=500):
-    """The service cannot listen on the address."""
+    """Another process uses the address or port, or it needs more permissions. Choose another with --port."""
 
 
 class DataDirInUseError(QuantmillError, code="data-dir-in-use", title="The data directory is in use", status=500):
-    """Another local service is using this data directory."""
+    """Another service runs on this data directory. Stop it, or use another --data-dir."""
 
 
 class NoServiceDataError(QuantmillError, code="no-service-data", title="There is no service data", status=500):
-    """The data directory contains no database."""
+    """The data directory contains no database. Check --data-dir, or start the service once to create it."""
 
 
 class DataDirNotEmptyError(
     QuantmillError, code="data-dir-not-empty", title="The data directory is not empty", status=500
 ):
-    """A backup can only be restored into an empty directory and database."""
+    """A backup is restored only into an empty data directory. Give another --data-dir."""
 
 
 class BackupUnsupportedError(
@@ -31,36 +31,38 @@ class BackupUnsupportedError(
     """The files to back up or restore are not in a single data directory."""
 
 
-class BackupPlaceError(QuantmillError, code="backup-place", title="The folder is none for a backup", status=500):
-    """The folder cannot be used for a backup, or contains none."""
+class BackupPlaceError(QuantmillError, code="backup-place", title="Not a backup folder", status=500):
+    """The folder contains no backup, is in use, or holds other files. Use a new folder, or that of a backup."""
 
 
 class BackupVersionError(QuantmillError, code="backup-version", title="The backup is of a newer version", status=500):
-    """The backup was created by an unknown version."""
+    """A newer version of Quantmill wrote the backup. Restore it with that version."""
 
 
 class BackupDamagedError(QuantmillError, code="backup-damaged", title="The backup is damaged", status=500):
-    """The backup is damaged: its content differs from what was written."""
+    """A file of the backup is missing, or its digest differs from the one recorded. Restore another backup."""
 
 
 class StartError(QuantmillError, code="start-failed", title="The service did not start", status=500):
-    """The service did not start."""
+    """The service exited or did not answer in time while it started. Read its log; `quantmill doctor` checks the
+    installation.
+    """
 
 
 class DemoError(QuantmillError, code="demo-failed", title="The demo failed", status=500):
-    """A step of the demo failed."""
+    """A step of the demo failed; the error names it. `quantmill doctor` checks the installation."""
 
 
 class FileAccessError(QuantmillError, code="file-access", title="A file cannot be read or written", status=500):
-    """A file cannot be read or written."""
+    """A path does not exist, is not accessible, or its disk is full. Check the path and its permissions."""
 
 
 class SystemRefusalError(QuantmillError, code="system-refusal", title="The operating system refused", status=500):
-    """The operating system refused a connection, a process or a thread."""
+    """The operating system refused a connection, a process or a thread. Check limits with ulimit -a."""
 
 
 class EngineMissingError(QuantmillError, code="engine-missing", title="The engine is not installed", status=500):
-    """The command needs the engine, which is not installed."""
+    """The command needs the engine, which is not installed. Install it: pip install 'quantmill[worker]'."""
 
 
 class SandboxIncompleteError(QuantmillError, code="sandbox-incomplete", title="The sandbox is incomplete", status=500):
@@ -72,13 +74,13 @@ class InvalidSettingsError(QuantmillError, code="invalid-settings", title="A set
 
 
 class InvalidServerError(QuantmillError, code="invalid-server", title="The server's address is not valid", status=422):
-    """The service address is not a valid URL."""
+    """The address has no scheme or host. Write it like http://127.0.0.1:8000."""
 
 
 class ProvenanceError(
     QuantmillError, code="provenance-mismatch", title="The report is not that of the model", status=422
 ):
-    """The report belongs to a different model."""
+    """The report was made for other bytes than those of the model. Give model and report of the same run."""
 
 
 class ExitCode(IntEnum):

@@ -80,6 +80,7 @@ _HINTS = {
     "sample-empty": "Leave samples without a single element out.",
     "preprocessing": "Give mean and std one value, or one per channel, and a layout.",
     "labels-out-of-range": "Labels are class numbers from 0 on, in the order of the model's outputs.",
+    "labels-from-one": "The labels are probably counted from 1: subtract 1 from each.",
 }
 
 
@@ -132,12 +133,14 @@ def check_dataset(
     if labels_of_first and labels is not None and labels.are_classes and not problems:
         found = _out_of_range(labels, class_count(model.outputs[0]) if model.outputs else None)
         if found is not None:
-            fail("labels-out-of-range", found)
+            from_one = labels.minimum == 1 and _out_of_range(labels, (class_count(model.outputs[0]) or 0) + 1) is None
+            fail("labels-out-of-range", found, _HINTS["labels-from-one"] if from_one else None)
     if problems:
         raise DatasetMismatchError(
             "; ".join(problem.message for problem in problems),
             errors=tuple(problems),
             hint=hints[0] or _HINTS.get(problems[0].code, _HINTS["array-missing"]),
+            role=None if role == "dataset" else role,
         )
 
 
@@ -234,7 +237,7 @@ def _counted(op_counts: Mapping[str, int], ops: Iterable[str]) -> str:
 
 def already_quantized_hint(op_types: Iterable[str]) -> str:
     """What to do with a model that holds these quantized operators, or these among others."""
-    hint = "Upload the float model that it was created from"
+    hint = "Use the float model that it was created from"
     stays = sorted({op for op in op_types if op not in UNDONE_OP_TYPES})
     if stays:
         return f"{hint}; preparation.dequantize cannot undo {', '.join(stays)}."

@@ -382,7 +382,8 @@ def parse_config(data: Any, *, pointer: str = "") -> QuantizationConfig:
         return QuantizationConfig.model_validate(data)
     except ValidationError as error:
         problems = field_problems(error, QuantizationConfig, pointer=pointer)
-        hint = "docs/config.md describes every key."
+        of_preset = all(problem.pointer == f"{pointer}/preset" for problem in problems)
+        hint = "GET /v1/presets lists the presets." if of_preset else "docs/config.md describes every key."
         raise InvalidConfigError(problem_summary(problems), errors=problems, hint=hint) from None
 
 

@@ -190,9 +190,9 @@ def random_data_of(config: QuantizationConfig, *, pointer: str = CALIBRATION_POI
     if config.mode != "static" and not config.algorithms:
         return RandomCalibration()
     methods = ", ".join(algorithm.method for algorithm in config.algorithms)
-    taken = "ranges of activations are taken from it" if config.mode == "static" else f"{methods} learns from it"
+    use = "activation ranges are measured on it" if config.mode == "static" else f"{methods} learns from it"
     raise CalibrationMissingError(
-        f"There is no calibration data, and {taken}.",
+        f"Calibration data is required: {use}.",
         hint="Give a calibration dataset. To try structure and speed without one, set random_calibration in the config "
         "(in a config of AMD Quark: the extra option UseRandomData).",
         pointer=pointer,

@@ -7,7 +7,8 @@ problem+json; a failed job stores the same object.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -142,13 +143,15 @@ class QuantmillError(Exception):
 
 
 class InvalidRequestError(QuantmillError, code="invalid-request", title="The request is not valid", status=422):
-    """The request does not match its schema."""
+    """The request does not fit its schema; ``errors`` names each field. The schema is at /docs."""
 
 
 class InvalidConfigError(
     QuantmillError, code="invalid-config", title="The quantization config is not valid", status=422
 ):
-    """The quantization config is not valid: it has an unknown key, a value out of bounds, or a contradiction."""
+    """The config has an unknown key, a value out of bounds, or a contradiction; ``errors`` names each. docs/config.md
+    describes every key.
+    """
 
 
 class ModelError(QuantmillError, code="invalid-model", title="The model cannot be used", status=422):
@@ -156,7 +159,7 @@ class ModelError(QuantmillError, code="invalid-model", title="The model cannot b
 
 
 class NotOnnxError(ModelError, code="not-onnx", title="The file is not an ONNX model"):
-    """The file is not an ONNX model, or it is truncated."""
+    """The bytes are not an ONNX model, or are cut short. Export the model to ONNX, or copy the file again."""
 
 
 class ExternalDataError(ModelError, code="external-data", title="The model's external data cannot be used"):
@@ -178,7 +181,7 @@ class NotDifferentiableError(UnsupportedModelError, code="not-differentiable", t
 
 
 class AlreadyQuantizedError(ModelError, code="already-quantized", title="The model is already quantized"):
-    """The model already contains quantized operators."""
+    """The model contains quantized operators. Use the float model, or set ``preparation.dequantize``."""
 
 
 class StateError(ModelError, code="state-mismatch", title="The weights do not fit the graph"):
@@ -208,8 +211,10 @@ class DatasetError(QuantmillError, code="invalid-dataset", title="The dataset ca
     """Base of everything wrong with a dataset in itself."""
 
 
-class CalibrationMissingError(DatasetError, code="calibration-missing", title="There is no calibration data"):
-    """No calibration data was given, and random data was not requested."""
+class CalibrationMissingError(DatasetError, code="calibration-missing", title="Calibration data is missing"):
+    """The mode or an algorithm needs calibration data, and none is given. Give a dataset, set
+    ``random_calibration``, or use a preset of mode dynamic or weights_only.
+    """
 
 
 class DatasetFormatError(DatasetError, code="dataset-format", title="The file is not a usable dataset"):
@@ -227,19 +232,21 @@ class DatasetLabelsError(DatasetError, code="dataset-labels", title="The dataset
 
 
 class EmptyDatasetError(DatasetError, code="dataset-empty", title="The dataset is empty"):
-    """The dataset contains no samples."""
+    """The arrays have no samples along the first axis, or the archive no usable files. Store at least one sample."""
 
 
 class DatasetMismatchError(DatasetError, code="dataset-mismatch", title="The dataset does not match the model"):
-    """The dataset does not match the model: names, dtypes, ranks, shapes or label range."""
+    """A dataset lacks an array for a model input, or holds one of another dtype, rank or shape, or labels outside the
+    model's classes. Name arrays after the inputs, or map them in ``preprocessing``.
+    """
 
 
 class NonFiniteDataError(DatasetError, code="non-finite-data", title="The data holds NaN or Inf"):
-    """The data contains NaN or Inf."""
+    """An array contains NaN or Inf, or the model computes them from the data. Remove such samples or fix the export."""
 
 
 class CanceledError(QuantmillError, code="canceled", title="The job was canceled", status=409):
-    """The job was canceled by its owner."""
+    """The job was canceled on request. Retry it to run it again."""
 
 
 class InterruptedRunError(CanceledError, code="interrupted", title="The run was interrupted"):
@@ -247,11 +254,11 @@ class InterruptedRunError(CanceledError, code="interrupted", title="The run was 
 
 
 class PoisonError(QuantmillError, code="poison", title="The job crashes its runner", status=500):
-    """The runner process crashed in every attempt."""
+    """Every attempt crashed the runner process. Try another model or config, and report this one."""
 
 
 class StalledError(QuantmillError, code="stalled", title="The job has stalled", status=500):
-    """The runner made no progress for too long."""
+    """The runner showed no progress for too long. Submit the job again; report the model if it stalls again."""
 
 
 class ResourceLimitError(QuantmillError, code="resource-limit", title="A resource limit was reached", status=413):
@@ -262,5 +269,18 @@ class EngineError(QuantmillError, code="engine-error", title="The engine failed"
     """The engine failed on a valid input: a bug in the engine or in the runtime."""
 
 
-class DeviceNotThereError(EngineError, code="device-not-there", title="The device is not there", status=422):
-    """The config requires a GPU, but the machine has none or the libraries cannot use it."""
+class DeviceNotThereError(EngineError, code="device-not-there", title="Device not available", status=422):
+    """The config requests a GPU that the machine does not have, or that the libraries cannot use. Set the device to
+    cpu, or install the libraries for CUDA.
+    """
+
+
+@contextmanager
+def of_role(role: str | None) -> Iterator[None]:
+    """Have errors of a model or a dataset say what it is for, such as "calibration dataset"; None: they do not."""
+    try:
+        yield
+    except (ModelError, DatasetError) as error:
+        if role is not None:
+            error.where.setdefault("role", role)
+        raise

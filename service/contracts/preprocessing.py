@@ -227,7 +227,7 @@ def named_preprocessing(name: str) -> dict[str, Any]:
     if plain not in PLAIN_NAMES or len(set(options)) < len(options) or not {_LAST, _BLUE_FIRST}.issuperset(options):
         near = nearest_key(plain, known)
         told = f"did you mean {near!r}?" if near and near != plain else f"known: {', '.join(known)}"
-        raise ValueError(f"no preprocessing is called {name!r}; {told}; :{_LAST} and :{_BLUE_FIRST} may follow")
+        raise ValueError(f"unknown preprocessing {name!r}; {told}; you can append :{_LAST} or :{_BLUE_FIRST}")
     found = _plain(plain, _LAST if _LAST in options else "NCHW")
     feed = found["inputs"][ANY_INPUT]
     if _BLUE_FIRST in options and "channel_order" not in feed:

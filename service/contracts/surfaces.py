@@ -86,13 +86,38 @@ PAGES: dict[str, str] = {
     "/tenants/{tenant}": "the tenant's page",
 }
 
+# Fields of requests that are options of commands, by their place in the request.
+OPTIONS: dict[str, str] = {
+    "/model_id": "--model",
+    "/reference_model_id": "--reference",
+    "/calibration_dataset_id": "--calibration",
+    "/evaluation_dataset_id": "--evaluation",
+    "/preset": "--preset",
+    "/config": "--config",
+    "/preprocessing": "--preprocessing",
+    "/cron": "CRON",
+    "/timezone": "--timezone",
+    "/ranges_from": "--ranges-from",
+    "/priority": "--priority",
+}
+# What a hint says over HTTP and on pages, and what the command line says in its place.
+_ON_COMMAND_LINE: dict[str, str] = {
+    "Give a calibration dataset": "Give a calibration dataset with --calibration FILE",
+    "Add an evaluation dataset": "Add an evaluation dataset with --evaluation FILE",
+    "set preparation.dequantize to make it float again": "make it float again with `quantmill dequantize`, or with "
+    "preparation.dequantize in the config",
+    "The schema is at /docs.": "--help of the command describes each option.",
+}
+
 ROUTE = re.compile(r"(with )?`?\b((?:GET|POST|PUT|PATCH|DELETE) /v1/[\w{}@:./-]*[\w}](?:\?wait=25)?)`?")
 # What stands for a part of a path that the text does not know.
 _OPEN = re.compile(r"\{.*\}|[A-Z]+")
 
 
 def for_command_line(text: str) -> str:
-    """The text with commands in place of routes, between backticks."""
+    """The text with commands in place of routes, between backticks, and options in place of what requests hold."""
+    for words, said in _ON_COMMAND_LINE.items():
+        text = text.replace(words, said)
 
     def named(found: re.Match[str]) -> str:
         surface = surface_of(found[2])
@@ -129,6 +154,25 @@ def rewritten(problem: Problem, rewrite: Callable[[str], str]) -> Problem:
     errors = tuple(one.model_copy(update={"message": rewrite(one.message)}) for one in problem.errors)
     hint = None if problem.hint is None else rewrite(problem.hint)
     return problem.model_copy(update={"detail": rewrite(problem.detail), "hint": hint, "errors": errors})
+
+
+def with_options(problem: Problem) -> Problem:
+    """The problem with the options of commands in place of pointers into a request."""
+    detail, errors = problem.detail, []
+    for one in problem.errors:
+        option = _option_of(one.pointer)
+        if option is not None:
+            detail = detail.replace(f"{one.pointer}: ", f"{option}: ", 1)
+            one = one.model_copy(update={"pointer": option})
+        errors.append(one)
+    return problem.model_copy(update={"detail": detail, "errors": tuple(errors)})
+
+
+def _option_of(pointer: str) -> str | None:
+    """The option, and behind it the place within its document."""
+    head, slash, rest = pointer[1:].partition("/")
+    option = OPTIONS.get(f"/{head}")
+    return option if option is None or not slash else f"{option} at /{rest}"
 
 
 def surface_of(route: str) -> Surface | None:

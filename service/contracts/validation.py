@@ -108,6 +108,8 @@ def field_problems(
         elif item["type"] in ("union_tag_invalid", "union_tag_not_found"):
             key, message = _tag_problem(item, [str(_tag(member)) for member in place.members])
             path = [*path, key]
+        elif item["type"] == "model_attributes_type" and len(place.members) > 1:
+            message = _with_form(message, item.get("input"), place.members)
         full = below(pointer, *path)
         full += item.get("ctx", {}).get(BELOW, "")
         problem = FieldProblem(pointer=full, code=item["type"], message=message)
@@ -221,6 +223,18 @@ def _tag_problem(item: ErrorDetails, tags: list[str]) -> tuple[str, str]:
         if isinstance(key, str) and nearest_key(key, [discriminator]):
             return key, _unknown(key, [discriminator])
     return discriminator, f"{discriminator} is missing; {known}"
+
+
+def _with_form(message: str, given: Any, members: list[type[BaseModel]]) -> str:
+    """The message that an object is missing, with an example, and the nearest kind to a word that stands for one."""
+    tags = [str(tag) for member in members if (tag := _tag(member)) is not None]
+    if not tags:
+        return message
+    key = "method" if "method" in members[0].model_fields else "kind"
+    near = nearest_key(given, tags) if isinstance(given, str) else None
+    example = given if given in tags else tags[0]
+    told = message.replace("must be an object", f'must be an object such as {{"{key}": "{example}"}}', 1)
+    return f"{told}; nearest {key}: {near!r}" if near and near != example else told
 
 
 def _annotation(model: type[BaseModel], name: str) -> Any:

@@ -25,6 +25,7 @@ MOST_MISSED = 1000
 _CRON = re.compile(r"[0-9A-Za-z*/,#-]+(?: [0-9A-Za-z*/,#-]+){4}")
 # cronsim takes 5-5/2 for 5/2, every second from 5 on; to cron it is 5 alone
 _RANGE_OF_ONE = re.compile(r"(?<![^ ,])(\w+)-\1/0*[1-9]\d*(?![^ ,])", re.IGNORECASE)
+_EXAMPLE = "example: 0 3 * * *, every day at 03:00"
 _ZONE = re.compile(r"[A-Za-z0-9_+-]+(?:/[A-Za-z0-9_+-]+){0,2}")
 _MINUTE = timedelta(minutes=1)
 # No schedule is older, or asked for more: Python's calendar ends in the year 9999.
@@ -39,12 +40,12 @@ def check_cron(text: str) -> str:
     """
     cron = " ".join(text.split())
     if not _CRON.fullmatch(cron):
-        raise ValueError("must have five fields: minute, hour, day of month, month, day of week")
+        raise ValueError(f"must have five fields: minute, hour, day of month, month, day of week; {_EXAMPLE}")
     cron = _RANGE_OF_ONE.sub(r"\1", cron)
     try:
         due = next(CronSim(cron, datetime(2000, 1, 1)), None)  # noqa: DTZ001 - a calendar without a zone
     except (CronSimError, AssertionError, ValueError, TypeError) as error:
-        raise ValueError(f"is not a valid cron expression: {error}") from None
+        raise ValueError(f"is not a valid cron expression: {error}; {_EXAMPLE}") from None
     if due is None:
         raise ValueError("is never due")
     return cron
@@ -66,7 +67,7 @@ def check_zone(name: str) -> str:
     try:
         zone_of(name)
     except (ZoneInfoNotFoundError, OSError, ValueError):
-        raise ValueError("is not a known IANA time zone") from None
+        raise ValueError("is not a known IANA time zone, such as Europe/Berlin") from None
     return name
 
 

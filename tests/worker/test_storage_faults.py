@@ -278,7 +278,7 @@ def test_a_disk_that_fills_up_between_two_layers(tmp_path, place):
         report = json.loads(bench.store.path(bench.artifacts(job_id)["report"].sha256).read_bytes())
         told, notes = "\n".join(bench.logged(job_id)), [note for note in report["notes"] if "could not be kept" in note]
         if place == "scratch_dir":
-            assert "taken over" in told
+            assert "reusing results" in told
             assert notes == []
         else:
             assert bench.job(job_id).attempt == 1

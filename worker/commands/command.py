@@ -55,7 +55,10 @@ class Service:
                 yield client
             except UnauthorizedError as error:
                 word = "The API key is not valid" if client.place.headers else "The service requires an API key"
-                hint = f"{word}: give one with --key, or set QUANTMILL_API_KEY."
+                hint = (
+                    f"{word}: give one with --key, or set QUANTMILL_API_KEY. `quantmill keys create` creates one; a "
+                    "service started with `quantmill up` prints the file of its key."
+                )
                 raise UnauthorizedError(error.sent.model_copy(update={"hint": hint})) from None
 
 

@@ -24,7 +24,7 @@ from rich.text import Text
 
 from service.contracts.base import VERSION
 from service.contracts.errors import FieldProblem, Problem, QuantmillError
-from service.contracts.surfaces import for_command_line, rewritten
+from service.contracts.surfaces import for_command_line, rewritten, with_options
 from service.reports.figures import shown
 from worker.commands.figures import whole_words
 
@@ -165,6 +165,8 @@ def print_problem(problem: Problem, console: Console | None = None) -> None:
     """Say what was wrong, where, and what to do next."""
     console = console or make_console(stderr=True)
     problem = rewritten(problem, for_command_line)
+    if "file" not in problem.where:  # pointers into a file stay
+        problem = with_options(problem)
     # left to the terminal: what is searched for in a log must not be cut in two
     told = partial(console.print, soft_wrap=True)
     items = problem.errors

@@ -13,6 +13,7 @@ from service.contracts.graph_view import Inspection
 from service.contracts.targets import TARGET_OPTIONS, unknown_target
 from worker.commands import options
 from worker.commands.command import Service
+from worker.commands.naming import naming_files
 from worker.commands.options import Key, ModelPath, Threads
 from worker.commands.printing import print_json
 from worker.commands.quantize import PRESET_HELP
@@ -57,7 +58,8 @@ def inspect(
         if server is None:
             from worker.quantizer.modes.planning import inspect_file
 
-            found = inspect_file(model.absolute(), recipe, threads=threads or options.load_settings().threads)
+            with naming_files(model):
+                found = inspect_file(model.absolute(), recipe, threads=threads or options.load_settings().threads)
         else:
             with ProgressView() as view:
                 found = _on_server(model, recipe, Service(server=server, key=key), view)
@@ -78,7 +80,8 @@ def dequantize(
 
     options.output_path(output)
     options.distinct_paths({"--output": output}, {"MODEL": model})
-    outcome = undo_quantization(load_model(model.absolute()))
+    with naming_files(model):
+        outcome = undo_quantization(load_model(model.absolute()))
     write_whole(output, to_bytes(outcome.model))
     typer.echo(f"{outcome.said}\nmodel     {output}")
 

@@ -90,6 +90,7 @@ def quantize(
     """Quantize a model, here or on a service (--server)."""
     from worker.commands.console import ProgressView
     from worker.commands.files import ExtraPlace, print_files
+    from worker.commands.naming import naming_files
     from worker.commands.recipes import Quantization, load_preprocessing, load_recipe, packed, source
     from worker.commands.report_view import print_report
     from worker.commands.summary import print_summary
@@ -115,6 +116,7 @@ def quantize(
     evaluation_spec = load_preprocessing(sources.evaluation_preprocessing or sources.preprocessing)
     with ExitStack() as stack:
         stack.enter_context(loaded.pointing_into_file())
+        stack.enter_context(naming_files(files.model, calibration=files.calibration, evaluation=files.evaluation))
         calibration = evaluation = None
         if files.calibration is not None:
             calibration = source(stack.enter_context(packed(files.calibration, "calibration")), spec)
@@ -226,13 +228,15 @@ def evaluate(
     """Measure a model on data, with a baseline if given; print JSON."""
     from worker.commands import local, remote
     from worker.commands.console import ProgressView
+    from worker.commands.naming import naming_files
     from worker.commands.recipes import Measurement, load_preprocessing
     from worker.commands.report_view import print_evaluation
 
     options.refuse_on_service(server, {"--threads": threads})
     spec = load_preprocessing(preprocessing)
     task = Measurement(files.model, files.evaluation, spec, files.reference, files.config)
-    with ProgressView() as view:
+    named = naming_files(files.model, reference=files.reference, evaluation=files.evaluation)
+    with ProgressView() as view, named:
         if server is None:
             result = local.evaluate(task, threads=threads or options.load_settings().threads, view=view)
         else:

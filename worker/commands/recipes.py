@@ -17,7 +17,7 @@ import yaml
 from service.contracts.base import below
 from service.contracts.config import QuantizationConfig, parse_config, with_ranges
 from service.contracts.dataset import PreprocessingSpec, parse_preprocessing
-from service.contracts.errors import InvalidConfigError, InvalidRequestError, QuantmillError
+from service.contracts.errors import InvalidConfigError, InvalidRequestError, QuantmillError, of_role
 from service.contracts.graph_files import with_graphs
 from service.contracts.preprocessing import is_name
 from service.contracts.runner import DatasetSource
@@ -39,18 +39,19 @@ class Recipe:
     """A config, and what the user wrote."""
 
     config: QuantizationConfig  # resolved
-    of_file: bool = False  # True if it comes from a file
+    file: Path | None = None  # that it comes from
     translation: Translation | None = None  # of the file, if it is a config of AMD Quark
 
     @contextmanager
     def pointing_into_file(self) -> Iterator[None]:
         """Have errors that checks of the config raise point into the file."""
-        try:
-            yield
-        except QuantmillError as error:
-            if self.of_file:
-                error.relocate(self._place)
-            raise
+        with _naming(self.file):
+            try:
+                yield
+            except QuantmillError as error:
+                if self.file is not None:
+                    error.relocate(self._place)
+                raise
 
     def _place(self, pointer: str) -> str:
         """Checks point into a request, where the config stands under /config."""
@@ -93,11 +94,23 @@ def load_recipe(preset: str | None, file: Path | None) -> Recipe:
     """
     if file is None:
         return Recipe(parse_config({} if preset is None else {"preset": preset}))
-    document = read_document(file)
-    translation = translate_document(document)
-    for note in translation.notes if translation is not None else ():
-        typer.echo(f"note: {file}: {note}", err=True)
-    return Recipe(read_config(with_graphs(document, file.parent)), of_file=True, translation=translation)
+    with _naming(file):
+        document = read_document(file)
+        translation = translate_document(document)
+        for note in translation.notes if translation is not None else ():
+            typer.echo(f"note: {file}: {note}", err=True)
+        return Recipe(read_config(with_graphs(document, file.parent)), file, translation)
+
+
+@contextmanager
+def _naming(file: Path | None) -> Iterator[None]:
+    """Have errors of a config name its file, unless they do."""
+    try:
+        yield
+    except InvalidConfigError as error:
+        if file is not None and str(file) not in error.detail:
+            error.where.setdefault("file", str(file))
+        raise
 
 
 def recipe_document(file: Path) -> dict[str, Any]:
@@ -107,7 +120,8 @@ def recipe_document(file: Path) -> dict[str, Any]:
         InvalidConfigError: the file is no such document.
         InvalidRequestError: it holds no object.
     """
-    found = with_graphs(read_document(file), file.parent)
+    with _naming(file):
+        found = with_graphs(read_document(file), file.parent)
     if not isinstance(found, dict):
         raise InvalidRequestError(f"{file} contains no object.", hint='A config is an object, such as {"seed": 7}.')
     return found
@@ -156,7 +170,8 @@ def packed(path: Path, word: str) -> Iterator[Path]:
 
     with tempfile.TemporaryDirectory(prefix="quantmill-pack-") as folder:
         archive = Path(folder) / f"{word}.tar"
-        pack_folder(path, archive)
+        with of_role(f"{word} dataset"):
+            pack_folder(path, archive)
         yield archive
 
 

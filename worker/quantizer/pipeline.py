@@ -415,7 +415,7 @@ def _calibration(
 
 
 def _open(source: DatasetSource, model: ModelSummary, config: QuantizationConfig, role: str) -> OpenDataset:
-    data = open_dataset(Path(source.path), source.preprocessing)
+    data = open_dataset(Path(source.path), source.preprocessing, role=role)
     check_dataset(model, data.summary, role=role, labels_of_first=not config.evaluation.metrics)
     return data
 

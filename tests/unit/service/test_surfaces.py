@@ -15,7 +15,16 @@ from starlette.routing import Match
 
 from service.app import create_app
 from service.contracts.errors import FieldProblem, InvalidRequestError
-from service.contracts.surfaces import PAGES, ROUTE, SURFACES, for_command_line, for_page, rewritten, surface_of
+from service.contracts.surfaces import (
+    PAGES,
+    ROUTE,
+    SURFACES,
+    for_command_line,
+    for_page,
+    rewritten,
+    surface_of,
+    with_options,
+)
 from service.dashboard.pages import environment
 from service.settings import Settings
 from worker.cli import app as commands
@@ -190,3 +199,22 @@ def test_all_sentences_of_a_problem_are_rewritten() -> None:
     assert (found.detail, found.hint) == ("No: `quantmill jobs list`.", "`quantmill jobs list` lists.")
     assert found.errors[0].message == "see `quantmill jobs list`"
     assert rewritten(InvalidRequestError("No.").problem(), for_page).hint is None
+
+
+@pytest.mark.parametrize(
+    ("pointer", "shown"),
+    [
+        ("/calibration_dataset_id", "--calibration"),
+        ("/config/weight", "--config at /weight"),
+        ("/template/preset", "/template/preset"),
+        ("", ""),
+    ],
+)
+def test_a_field_of_a_request_is_shown_as_its_option(pointer: str, shown: str) -> None:
+    place = FieldProblem(pointer=pointer, code="x", message="is wrong")
+    found = with_options(InvalidRequestError(f"{pointer}: is wrong", errors=(place,)).problem())
+    assert (found.detail, found.errors[0].pointer) == (f"{shown}: is wrong", shown)
+
+
+def test_the_schema_is_no_hint_on_the_command_line() -> None:
+    assert "/docs" not in for_command_line("The schema is at /docs.")

@@ -302,7 +302,8 @@ def _function(draft: Draft, case: Case, services: Services, tally: _DamageTally)
 
 def _saturation(draft: Draft, case: Case, services: Services, tally: _DamageTally) -> None:
     """Compare what the CPU's integer kernels make of the quantized model with what its definition says."""
-    if not may_saturate(case.config):
+    # The kernels of dynamic models saturate without optimizations, too: nothing here tells what they cost.
+    if case.config.mode != "static" or not may_saturate(case.config):
         return
     model = draft.emitted().model
     if is_large(model):  # the runtime's own rewriting, which brings the integer kernels, is not done for these

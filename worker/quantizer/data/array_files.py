@@ -68,7 +68,7 @@ def read_safetensors(path: Path) -> dict[str, StoredArray]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DatasetFormatError(
             f"the .safetensors header is damaged: {error}",
-            hint="Write the file again with safetensors.numpy.save_file and upload it again.",
+            hint="Write the file again with safetensors.numpy.save_file.",
         ) from None
 
 
@@ -129,7 +129,7 @@ class _SliceStream:
 
 
 _HINT = (
-    "Upload an .npz file (numpy.savez) or a .safetensors file with one array per model input, or a .tar, .tar.gz or "
+    "Use an .npz file (numpy.savez) or a .safetensors file with one array per model input, or a .tar, .tar.gz or "
     ".zip of pictures or sounds."
 )
 
@@ -240,7 +240,7 @@ def _fields(head: bytes) -> tuple[dict[str, Any], int]:
 ARRAYS = ZipRules(
     holds_arrays=True,
     max_members=10_000,
-    again="Write the file again with numpy.savez or numpy.savez_compressed and upload it again.",
+    again="Write the file again with numpy.savez or numpy.savez_compressed.",
     fewer="Store one array per model input, with all samples along the first axis; images as uint8; more samples of "
     "different shapes than these in a .safetensors file.",
 )

@@ -23,7 +23,7 @@ from service.contracts.dataset import (
     PreprocessingSpec,
     Thumbnails,
 )
-from service.contracts.errors import DatasetMismatchError
+from service.contracts.errors import DatasetMismatchError, of_role
 from service.contracts.model import TensorInfo
 from worker.quantizer.data.array_files import detect_format, read_npz, read_safetensors
 from worker.quantizer.data.media import Media, read_media, refuse_for_arrays
@@ -359,7 +359,11 @@ class ArrayDataset(OpenDataset):
 
 
 def open_dataset(
-    path: Path, preprocessing: PreprocessingSpec, *, max_total_bytes: int = DEFAULT_MAX_TOTAL_BYTES
+    path: Path,
+    preprocessing: PreprocessingSpec,
+    *,
+    role: str | None = None,
+    max_total_bytes: int = DEFAULT_MAX_TOTAL_BYTES,
 ) -> FileDataset:
     """Open an .npz or .safetensors file, or an archive of pictures or sounds, told apart by content.
 
@@ -368,12 +372,14 @@ def open_dataset(
     Args:
         path: the file.
         preprocessing: which arrays feed which inputs, and how.
+        role: what the data is for, in words; errors name it.
         max_total_bytes: largest accepted sum of unpacked sizes.
 
     Raises:
         DatasetError: no such format, damaged, hostile, or arrays that do not make a dataset.
     """
-    return FileDataset(path, preprocessing, max_total_bytes=max_total_bytes)
+    with of_role(role):
+        return FileDataset(path, preprocessing, max_total_bytes=max_total_bytes)
 
 
 def holds_whole_inputs(tensor: TensorInfo, fed: tuple[int | None, ...]) -> bool:

@@ -14,6 +14,7 @@ from worker.quantizer.data.stored import NUMERIC_KINDS, ArraySource, array_point
 _RANK, _WHITE = 4, 255.0
 # Samples whose values are looked at.
 _LOOKED_AT = 16
+_COUNTS = {2: "two", 3: "three"}
 _EXPECTED = "pictures of three channels, [samples, height, width, 3] or [samples, 3, height, width]"
 
 
@@ -35,7 +36,8 @@ def for_stored_pictures(preprocessing: PreprocessingSpec, stored: Mapping[str, A
     found = {name: layout for name, array in stored.items() if (layout := _layout(array)) is not None}
     names = [feed.array] if feed.array in found else list(found)
     if len(names) != 1 or names[0] is None:
-        held = f"the arrays {', '.join(map(repr, names))} do" if names else f"no array of {', '.join(stored)} does"
+        listed = ", ".join(map(repr, names))
+        held = f"found {_COUNTS.get(len(names), len(names))}: {listed}" if names else "found none"
         raise DatasetArraysError(
             f"The preprocessing expects one array that contains {_EXPECTED}; {held}.",
             hint=f"Store the pictures as {IMAGES!r}, or give array and layout in preprocessing.inputs.",

@@ -10,7 +10,7 @@ import numpy as np
 
 from service.contracts.base import VERSION
 from service.contracts.compatibility import check_dataset
-from service.contracts.errors import UnsupportedModelError
+from service.contracts.errors import UnsupportedModelError, of_role
 from service.contracts.evaluation import EvaluationSpec
 from service.contracts.evaluation_checks import EVALUATION_POINTER
 from service.contracts.evaluation_report import (
@@ -110,13 +110,14 @@ def evaluated(
         run.progress("load")
         uploaded = open_model(model)
         session, summary = uploaded.session(threads=threads, what="model"), uploaded.summary
-        data = open_dataset(Path(evaluation.path), evaluation.preprocessing)
+        data = open_dataset(Path(evaluation.path), evaluation.preprocessing, role="evaluation dataset")
         check_dataset(summary, data.summary, role="evaluation dataset", labels_of_first=not spec.metrics)
         metrics = Metrics(spec, summary.outputs, threads=threads, graphs=graphs)
         metrics.check(data)
         other, other_summary, graph = session, summary, uploaded.model
         if reference is not None:
-            referred = open_model(reference)
+            with of_role("reference model"):
+                referred = open_model(reference)
             other, other_summary = referred.session(threads=threads, what="reference model"), referred.summary
             graph = referred.model  # a float one tells more of what its outputs are
             check_dataset(other_summary, data.summary, role="evaluation dataset", labels_of_first=not spec.metrics)

@@ -206,7 +206,7 @@ class GradientSolver:
         """What was found, or why there is nothing to find.
 
         Raises:
-            EngineError: the device is not there.
+            EngineError: the device is not available.
         """
         state = state_of(block, self.parameters, output_grid=self.method.spec.output_qdq)
         if not any(map(self.method.moves, state.parameters.values())):
@@ -274,7 +274,7 @@ class MomentsSolver:
         """What was found, or why there is nothing to find.
 
         Raises:
-            EngineError: the device is not there.
+            EngineError: the device is not available.
         """
         layer, spec = IntegerLayer(visit.node, self.parameters), self.method.spec
         added = residual_add(visit.node)

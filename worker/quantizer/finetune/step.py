@@ -215,7 +215,7 @@ class FinetuneStep(Step[Spec]):
         where samples differ in shape, only those whose moments do not fit into memory.
 
         Raises:
-            EngineError: a device is not there, or the runtime failed on the data.
+            EngineError: a device is not available, or the runtime failed on the data.
             CanceledError: the run was canceled.
             ResourceLimitError: the tensors of a layer fit neither into memory nor on disk.
         """

@@ -83,7 +83,7 @@ def check_outline(data: bytes) -> None:
             raise not_onnx() from None
         raise NotOnnxError(
             f"the file is truncated: {error.missing} bytes are missing at its end, in field {error.name!r}",
-            hint="Upload the file again; compare its size and sha256 with the original.",
+            hint="Use the original file: compare size and sha256 with it.",
             rule="length",
             field=error.name,
             offset=len(data),
@@ -111,7 +111,7 @@ def not_onnx() -> NotOnnxError:
     """The error for a file of another kind."""
     return NotOnnxError(
         "the file is not an ONNX model",
-        hint="Upload a model exported to ONNX (for PyTorch: torch.onnx.export), not a checkpoint or an archive.",
+        hint="Use a model exported to ONNX (for PyTorch: torch.onnx.export), not a checkpoint or an archive.",
         rule="outermost-fields",
     )
 

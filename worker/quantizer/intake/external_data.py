@@ -264,7 +264,7 @@ def _descend(folder: Path, parts: tuple[str, ...]) -> int:
 def _bad_external(tensor: onnx.TensorProto, location: str, why: str) -> ExternalDataError:
     return ExternalDataError(
         f"external data {location!r} of tensor {tensor.name!r}: {why}",
-        hint="Upload the external data files together with the model, under the names that the model uses.",
+        hint="Keep the external data files with the model, under the names that the model uses.",
         tensor=tensor.name,
         path=location,
     )

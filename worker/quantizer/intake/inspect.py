@@ -329,7 +329,7 @@ def _is_weight(tensor: onnx.TensorProto) -> bool:
 def check_structure(proto: onnx.ModelProto) -> None:
     """Refuse what must not reach the runtime: no nodes, unknown domains."""
     if not proto.graph.node:
-        raise UnsupportedModelError("the model has no nodes", hint="Upload a model that computes something.")
+        raise UnsupportedModelError("the model has no nodes", hint="Use a model that computes something.")
     functions = {(function.domain, function.name): function for function in proto.functions}
     for node in _nodes(proto):
         if node.domain not in KNOWN_DOMAINS and (node.domain, node.op_type) not in functions:

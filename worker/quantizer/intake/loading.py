@@ -73,7 +73,9 @@ def parse_proto(data: bytes) -> onnx.ModelProto:
         MemoryError: the parser got none.
     """
     if not data:
-        raise NotOnnxError("the model file is empty", hint="Upload the .onnx file again.")
+        raise NotOnnxError(
+            "the model file is empty", hint="Export the model to ONNX again (for PyTorch: torch.onnx.export)."
+        )
     check_outline(data)
     proto = onnx.ModelProto()
     try:

@@ -177,11 +177,11 @@ class CheckpointStore:
     def _find(self, key: str, name: str) -> bytes | None:
         data = None if self._folder is None else self._find_own(self._folder / key, key, name)
         if data is not None:
-            self._tell("found", "work that an earlier attempt has finished is taken over", "info")
+            self._tell("found", "reusing results of an earlier attempt", "info")
             return data
         data = self._shared.get(key)
         if data is not None:
-            self._tell("shared", "work that an earlier job has finished is taken over", "info")
+            self._tell("shared", "reusing results of an earlier job", "info")
         return data
 
     def _find_own(self, path: Path, key: str, name: str) -> bytes | None:

@@ -59,7 +59,7 @@ def may_saturate(config: QuantizationConfig, *, saturates: bool | None = None) -
         saturates: whether the CPU does; None: this host's.
     """
     exposed = (
-        config.mode == "static"
+        config.mode in ("static", "dynamic")
         and config.target == "onnxruntime_cpu"
         and config.weight.dtype == "int8"
         and not config.weight.reduce_range
@@ -72,9 +72,10 @@ def cpu_notes(config: QuantizationConfig, *, saturates: bool | None = None) -> l
     """The note for a model of full 8-bit weights that was measured on a CPU which saturates them."""
     if not may_saturate(config, saturates=saturates):
         return []
+    setting = "target_options x86_without_vnni" if config.mode == "static" else "weight.reduce_range"
     return [
         "this host's CPU has no VNNI and may saturate sums of 8-bit products: figures can be better elsewhere; "
-        "for such CPUs set target_options x86_without_vnni"
+        f"for such CPUs set {setting}"
     ]
 
 

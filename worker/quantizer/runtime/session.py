@@ -165,7 +165,7 @@ class Session:
 
     Raises:
         UnsupportedModelError: onnxruntime refuses the model.
-        EngineError: the device is not there.
+        EngineError: the device is not available.
     """
 
     def __init__(

@@ -278,7 +278,7 @@ def analyse_once(analysis: Analysis) -> Sensitivity:
     key = _key(analysis)
     found = services.checkpoint.find_as(key, Sensitivity.model_validate_json)
     if found is not None:
-        services.run.log("sensitivity: taken over from an earlier job or attempt")
+        services.run.log("sensitivity: reusing the result of an earlier job or attempt")
     else:
         found = analyse(analysis)
         if analysis.verify:

@@ -16,7 +16,7 @@ class TrainingStep(Step[QuantizationAwareTraining]):
         Raises:
             NotDifferentiableError: an operator has no derivative here.
             InvalidConfigError: losses, augmentations or batch_norm do not fit the model or the data.
-            EngineError: the device is not there.
+            EngineError: the device is not available.
             ResourceLimitError: the samples fit neither into memory nor on disk.
             CanceledError: the run was canceled.
         """

@@ -102,6 +102,7 @@ def test_cpus_without_vnni_are_known_and_told_where_it_matters() -> None:
     for flags in ("avx2 avx512f avx512_vnni", "avx2 avx_vnni", "asimddp i8mm", ""):
         assert not saturates_pairs(f"flags : {flags}")
     assert "no VNNI" in cpu_notes(config(), saturates=True)[0]
+    assert "weight.reduce_range" in cpu_notes(config(preset="int8_dynamic"), saturates=True)[0]
     assert not cpu_notes(config(), saturates=False)
     rule, spec = {"target_options": {"x86_without_vnni": True}}, {"weight": {"reduce_range": True}}
     for spared in (rule, spec, {"target": "tensorrt"}):

@@ -110,7 +110,7 @@ def test_a_run_that_was_broken_off_anywhere_gives_the_same_bytes(bench: Bench, r
         resumed = bench.run(recipe, kept=f"kept-{number}", run=listener)
         assert resumed.model == whole.model, f"killed after save {number}"
         assert [level for level, _ in listener.said].count("warning") == 0, listener.said
-        assert ("info", "work that an earlier attempt has finished is taken over") in listener.said
+        assert ("info", "reusing results of an earlier attempt") in listener.said
     assert killed >= 3
 
 
@@ -133,7 +133,7 @@ def test_another_job_of_the_tenant_takes_over_what_one_has_finished(bench: Bench
     first = bench.run(recipe, kept="first", cache="cache")
     second = bench.run(recipe, kept="second", cache="cache", run=listener)
     assert first.model == second.model == whole.model
-    assert ("info", "work that an earlier job has finished is taken over") in listener.said
+    assert ("info", "reusing results of an earlier job") in listener.said
     assert {done for done, total in listener.begun if total == 16} == {16}
     if recipe == "adaround":
         (_, algorithm) = second.report.algorithms

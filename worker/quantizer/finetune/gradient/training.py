@@ -50,7 +50,7 @@ def train(
     smaller.
 
     Raises:
-        EngineError: the device is not there.
+        EngineError: the device is not available.
         NotDifferentiableError: an operator of the block has no form in torch.
     """
     device = choose_device(method.spec.optim_device)

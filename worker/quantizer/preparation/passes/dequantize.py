@@ -35,7 +35,7 @@ _FORMS: dict[str, Form] = {
     **weights.FORMS,
     **pairs.FORMS,
 }
-_HINT = "Upload the float model that it was created from: this node's quantization cannot be undone."
+_HINT = "Use the float model that it was created from: this node's quantization cannot be undone."
 
 
 def dequantize(model: ir.Model) -> PassOutcome:
