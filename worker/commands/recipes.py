@@ -104,11 +104,11 @@ def load_recipe(preset: str | None, file: Path | None) -> Recipe:
 
 @contextmanager
 def _naming(file: Path | None) -> Iterator[None]:
-    """Have errors of a config name its file, unless they do."""
+    """Have errors that point into a config name its file."""
     try:
         yield
     except InvalidConfigError as error:
-        if file is not None and str(file) not in error.detail:
+        if file is not None and error.errors:
             error.where.setdefault("file", str(file))
         raise
 
