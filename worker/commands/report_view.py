@@ -14,6 +14,7 @@ from service.contracts.changes import (
     Change,
     change_of,
     difference_change,
+    is_of_pairs,
     latency_change,
     latency_change_of,
     metric_change,
@@ -23,9 +24,9 @@ from service.contracts.evaluation_report import EvaluatedMetric, EvaluationRepor
 from service.contracts.graph_view import Inspection
 from service.contracts.report import Advice, LatencyFigures, MetricFigures, Report, contributing_layers
 from service.reports import algorithms, verdict
-from service.reports.figures import percent
+from service.reports.figures import milliseconds, percent, size
 from worker.commands.console import make_console
-from worker.commands.figures import bytes_words, figure, labelled, number, span
+from worker.commands.figures import figure, labelled, number, span
 from worker.commands.summary import TONES, apply_words, change_text, outcome, print_findings, verdict_line
 
 WORST_LAYERS = 5
@@ -75,7 +76,7 @@ def _add_metric(table: Table, metric: MetricFigures) -> None:
 
 
 def _add_sizes(table: Table, before: int, after: int) -> None:
-    table.add_row("size", bytes_words(before), bytes_words(after), _cell(size_change(before, after)))
+    table.add_row("size", size(before), size(after), _cell(size_change(before, after)))
 
 
 def _add_latency(table: Table, before: float | None, after: float | None, figures: LatencyFigures | None) -> None:
@@ -83,7 +84,9 @@ def _add_latency(table: Table, before: float | None, after: float | None, figure
         change = latency_change_of(figures)
     else:
         change = latency_change(after / before if before and after else None)
-    table.add_row("latency", number(before, "ms"), number(after, "ms"), _cell(change))
+    of_pairs = before is not None and after is not None and is_of_pairs(before, after, change)
+    note = " (median of pairs)" if of_pairs else ""
+    table.add_row("latency", milliseconds(before, after), milliseconds(after, before), _cell(change, note))
 
 
 def _cell(change: Change, more: str = "") -> Text:
@@ -227,7 +230,7 @@ def _evaluated(found: EvaluationReport) -> Table:
         table = Table("", "model", title=title, title_justify="left")
         for metric in found.metrics:
             table.add_row(Text(labelled(metric.name, metric.unit)), _measured(metric))
-        table.add_row("size", bytes_words(own.size_bytes))
+        table.add_row("size", size(own.size_bytes))
         table.add_row("latency", number(own.latency_ms, "ms"))
         return table
     table = Table("", "baseline", "model", "change", title=title, title_justify="left")

@@ -206,6 +206,10 @@ class AlgorithmFigures(Contract):
 Severity = Literal["critical", "warning", "info"]
 
 
+# How the log of a run begins what it tells of a critical finding; the command line leaves such lines to the summary.
+CRITICAL_LOGGED = "critical["
+
+
 class Finding(Contract):
     """Something about the model or the data that the figures alone do not tell."""
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from service.contracts.config import QuantizationConfig
 from service.contracts.report import MachineLoad
-from service.contracts.targets import target_options
+from service.contracts.targets import SATURATING_CPU, target_options
 from service.cores import available_cores
 
 _CPUINFO = Path("/proc/cpuinfo")
@@ -73,7 +73,7 @@ def cpu_notes(config: QuantizationConfig, *, saturates: bool | None = None) -> l
     if not may_saturate(config, saturates=saturates):
         return []
     return [
-        "this host's CPU has no VNNI and may saturate sums of 8-bit products: figures can be better elsewhere; "
+        f"{SATURATING_CPU} and may saturate sums of 8-bit products: figures can be better elsewhere; "
         "for such CPUs set target_options x86_without_vnni"
     ]
 
