@@ -64,6 +64,7 @@ def _escape(command: Any) -> None:
             parameter.get_usage_pieces = partial(_usage, parameter)
         elif getattr(parameter, "is_flag", False):
             parameter.display_type_rich = _no_type
+    command.get_help_option = partial(_help_option, command.get_help_option)
     for inner in getattr(command, "commands", {}).values():
         _escape(inner)
 
@@ -78,6 +79,13 @@ def _usage(argument: Any, ctx: Any) -> list[str]:
 
 def _no_type(ctx: Any) -> None:
     """A flag takes no value."""
+
+
+def _help_option(make: Any, ctx: Any) -> Any:
+    option = make(ctx)
+    if option is not None:
+        option.display_type_rich = _no_type
+    return option
 
 
 def _shown(text: str) -> str:

@@ -30,7 +30,7 @@ from worker.commands.figures import figure, labelled, number, span
 from worker.commands.summary import TONES, apply_words, change_text, outcome, print_findings, verdict_line
 
 WORST_LAYERS = 5
-MOST_INSPECTED = 50
+MOST_NAMED = 3
 _MOST_ADVICE = 3
 _VERDICT_STYLES = {"pass": "bold green", "fail": "bold red", "undecided": "bold yellow"}
 
@@ -141,13 +141,18 @@ def print_inspection(found: Inspection, console: Console | None = None) -> None:
     left = sorted(
         (node for node in found.nodes if not node.quantized), key=lambda node: node.hint is None or node.by_design
     )
-    if left:
-        table = Table("node", "op", "reason", "hint", title_justify="left")
-        for node in left[:MOST_INSPECTED]:
-            table.add_row(Text(node.name), Text(node.op), Text(node.reason or ""), Text(node.hint or ""))
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for node in left:
+        groups.setdefault((node.op, node.reason or "", node.hint or ""), []).append(node.name)
+    if groups:
+        table = Table("nodes", "op", "reason", "hint", title_justify="left")
+        for (op, reason, hint), names in groups.items():
+            more = f"\n... and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+            named = "\n".join(names[:MOST_NAMED]) + more
+            table.add_row(Text(named), Text(op), Text(reason), Text(hint))
         console.print(table)
-    if len(left) > MOST_INSPECTED:
-        console.print(Text(f"... and {len(left) - MOST_INSPECTED} more; --json lists all."))
+    if any(len(names) > MOST_NAMED for names in groups.values()):
+        console.print(Text("--json lists all nodes."))
     for node in found.nodes:
         if node.quantized and node.reason:
             console.print(Text(f"replaced: {node.name}: {node.reason}"))

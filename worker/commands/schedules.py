@@ -16,6 +16,7 @@ from worker.commands.command import Done, Printing, Service, command, deleted, r
 from worker.commands.command import show as show_answer
 from worker.commands.job_results import Timeout
 from worker.commands.options import Json
+from worker.commands.printing import print_table
 
 if TYPE_CHECKING:
     from service.client import Client

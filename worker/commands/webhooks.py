@@ -104,7 +104,7 @@ def _print_webhook(found: WebhookOut) -> None:
 def create(
     url: Annotated[
         str,
-        typer.Argument(metavar="URL", help="HTTPS URL of a public host, or a URL of a host that the operator allows."),
+        typer.Argument(metavar="URL", help="HTTPS URL of a public host, or URL of an allowed host."),
     ],
     client: Client,
     event: Annotated[
