@@ -138,7 +138,7 @@ def migrate(
 def presets(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME|WORDS]", help="A preset, or words to search for."),
+        typer.Argument(metavar="NAME|WORDS", help="A preset, or words to search for."),
     ] = None,
     whole: Annotated[bool, typer.Option("--all", help="List all presets, those for AMD Quark as well.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

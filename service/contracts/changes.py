@@ -182,6 +182,11 @@ def latency_change(ratio: float | None, interval: Interval | None = None, *, sig
     return Change(ratio_words(ratio), direction, "down" if ratio < 1 else "up", significant, told)
 
 
+def is_of_pairs(before: float, after: float, change: Change) -> bool:
+    """True for a change of latencies, a median of pairs, that is not the quotient of the two figures beside it."""
+    return change.moved != "" and before > 0 and after > 0 and change.words != ratio_words(after / before)
+
+
 def latency_change_of(latency: LatencyFigures) -> Change:
     """The change of latency of a report; none where the target was simulated on another CPU."""
     if latency.not_representative is not None:

@@ -64,6 +64,8 @@ _FLOAT_CHAINS = _option(
     "float_chains",
     ("Elementwise nodes whose result is read only by Pow, Sqrt, Log, Exp, Reciprocal or Div stay in float."),
 )
+# How the note begins that tells of a measurement on such a CPU.
+SATURATING_CPU = "this host's CPU has no VNNI"
 _WITHOUT_VNNI = _option(
     "x86_without_vnni",
     "int8 weights keep to 7 bits: x86 CPUs with AVX2 or AVX512 but without VNNI add pairs of 8-bit products in "

@@ -43,11 +43,12 @@ def size(count: float | None) -> str:
     return f"{value:.2f} GiB"
 
 
-def milliseconds(value: float | None) -> str:
-    """Milliseconds; very short ones in microseconds."""
+def milliseconds(value: float | None, beside: float | None = None) -> str:
+    """Milliseconds; in microseconds where it, or the value that it stands beside, is very short."""
     if value is None:
         return NOTHING
-    return f"{value * 1000:.1f} µs" if abs(value) < _TENTH_OF_A_MS else f"{value:.2f} ms"
+    least = min(abs(one) for one in (value, beside) if one is not None)
+    return f"{value * 1000:.1f} µs" if least < _TENTH_OF_A_MS else f"{value:.2f} ms"
 
 
 def seconds(value: float) -> str:

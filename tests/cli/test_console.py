@@ -11,11 +11,14 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from service.contracts.changes import is_of_pairs, latency_change
 from service.contracts.command_errors import GATE_EXITS, InvalidServerError
 from service.contracts.errors import FieldProblem, InvalidConfigError, InvalidRequestError
 from service.contracts.evaluation_report import ReportOutline
 from service.contracts.report import Finding, Interval, Report
+from service.contracts.report.layers import CRITICAL_LOGGED
 from service.jobs.schemas import EventOut
+from service.reports.figures import milliseconds
 from tests.cli.conftest import words
 from tests.support.each import each
 from tests.support.front import make_report
@@ -45,7 +48,8 @@ def rows_of(told: str) -> list[str]:
     return [words(line) for line in told.splitlines()]
 
 
-def test_a_terminal_gets_one_line_that_is_rewritten():
+def test_a_terminal_gets_one_line_that_is_rewritten(monkeypatch):
+    monkeypatch.setattr("worker.commands.console._KNOWN_SECONDS", 0.0)
     console = terminal()
     with ProgressView(console) as view:
         assert view._line is not None
@@ -85,6 +89,21 @@ def test_a_log_gets_a_line_now_and_then():
     assert text(console).splitlines() == [
         "statistics 0/1000 samples", "statistics 1000/1000 samples", "warning: a [bold]warning[/bold]",
     ]  # fmt: skip
+
+
+def test_a_log_repeats_no_line_and_leaves_critical_findings_to_the_summary():
+    console = plain()
+    with ProgressView(console) as view:
+        for _ in range(3):
+            view.progress("layers", 16, 16, "samples")
+        view.log(f"{CRITICAL_LOGGED}one-calibration-sample]: ranges of one sample.", "warning")
+    assert text(console).splitlines() == ["layers 16/16 samples"]
+
+
+def test_figures_of_times_have_one_unit_and_a_ratio_of_pairs_says_so():
+    assert [milliseconds(0.0973, 0.11), milliseconds(0.11, 0.0973)] == ["97.3 µs", "110.0 µs"]
+    assert is_of_pairs(6.78, 4.90, latency_change(1 / 1.35))
+    assert not is_of_pairs(6.78, 4.90, latency_change(4.90 / 6.78))
 
 
 def test_figures_of_a_step_are_one_line_each():
@@ -229,13 +248,17 @@ def test_a_summary_is_five_lines(tmp_path):
 def test_a_summary_begins_with_what_makes_its_figures_worthless():
     console = plain()
     found = Finding(code="random-data", severity="critical", message="random data", hint="Give data.")
-    minor = Finding(code="minor", severity="warning", message="not of the summary")
-    print_summary(make_report("pass").model_copy(update={"findings": (found, minor), "metrics": ()}), console)
+    minor = Finding(code="minor", severity="warning", message="few samples")
+    more = [minor.model_copy(update={"code": f"more-{k}"}) for k in range(4)]
+    print_summary(make_report("pass").model_copy(update={"findings": (found, minor, *more), "metrics": ()}), console)
     lines = text(console).splitlines()
     assert lines[:2] == ["critical[random-data]: random data", "  hint: Give data."]
     assert lines[2].startswith("PASS: 1 critical finding: fix it before you use the model")
     assert lines[3] == "accuracy  not measured (no labels); top-1 agreement 99.00 % on calibration data"
-    assert "not of the summary" not in text(console)
+    assert lines[-4:] == [
+        "warning[minor]: few samples", "warning[more-0]: few samples", "warning[more-1]: few samples",
+        "2 more in the report (-v)",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("hint", [None, "Use `--preprocessing '{}'`."])
@@ -250,19 +273,6 @@ def test_a_summary_doubts_the_preprocessing_of_a_float_model_that_is_mostly_wron
         "look at   Top-1 accuracy of the float model is 12.50 %, so the preprocessing probably does not"
     )
     assert (hint or "`--preprocessing imagenet_torchvision|imagenet_tf|imagenet_caffe|cifar10`") in told
-
-
-def test_a_finding_that_the_run_has_logged_is_not_repeated():
-    logged, later = (
-        Finding(code=code, severity="critical", message=code, hint="Give data.") for code in ("first-one", "other-one")
-    )
-    console = plain()
-    with ProgressView(console) as view:
-        view.log(logged.logged, "warning")
-    report = make_report().model_copy(update={"findings": (logged, later)})
-    for show in (print_summary, print_report):
-        show(report, console, warned=view.warned)
-    assert (text(console).count(" first-one"), text(console).count(" other-one")) == (1, 2)
 
 
 def test_findings_stand_before_all_figures():
@@ -308,7 +318,7 @@ def test_the_change_and_each_condition_of_an_evaluation_are_told() -> None:
     lines = rows_of(evaluation())
     change = "-0.50 points ▼ (not significant) (95 % CI: -1.10 to +0.10 points), p 0.031"
     assert f"top1 (%) 90.00 89.50 {change}" in lines
-    assert "size 4.0 KiB 1.0 KiB 75.0 % smaller ▼" in lines
+    assert "size 4.00 KiB 1.00 KiB 75.0 % smaller ▼" in lines
     assert "latency 2.00 ms 1.00 ms 2.00x faster ▼" in lines
     at = lines.index("verdict fail")
     assert lines[at + 1 :] == [

@@ -134,6 +134,18 @@ def test_an_open_service_says_so(tmp_path: Path) -> None:
         assert not (tmp_path / "home" / LOCAL_KEY_FILE).exists()
 
 
+def test_keys_are_those_of_the_users_own_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(tmp_path / "home", "migrate")
+    run(tmp_path / "home", "keys", "create", "ci")
+    monkeypatch.delenv("QUANTMILL_DATA_DIR", raising=False)
+    monkeypatch.delenv("QUANTMILL_DATABASE_URL", raising=False)
+    monkeypatch.setattr(local, "own_services", lambda: {"http://127.0.0.1:8000": tmp_path / "home"})
+    monkeypatch.chdir(tmp_path)
+    listed = CliRunner().invoke(commands, ["keys", "list"], catch_exceptions=False).stdout
+    assert [line.split()[0] for line in listed.splitlines()][0] == "key"
+    assert " ci" in listed and "key_" in listed
+
+
 @pytest.mark.parametrize("words", [("keys", "create", "ci"), ("audit", "list"), ("tenants", "show", "default")])
 def test_where_no_service_has_data_none_is_created(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]

@@ -22,7 +22,7 @@ from service.settings import Settings
 from worker.commands import options, views
 from worker.commands.command import Done, remote, show
 from worker.commands.options import DataDir, PlainJson
-from worker.commands.printing import print_items, print_json
+from worker.commands.printing import print_items, print_json, print_table
 
 if TYPE_CHECKING:
     from service.client import Client
@@ -85,12 +85,23 @@ def list_keys(
     with installation(data_dir) as (settings, database), database.read() as session:
         rows, now = repository.list_all(session, tenant), repository.datetime_now(session)
     shown = [key_out(row, now) for row in rows]
-    show(shown, json=as_json, line=_key_line, empty="" if shown else f"No keys.{_own_key(settings)}")
+    show(shown, json=as_json, text=_print_keys, empty=f"No keys yet.{_own_key(settings)}")
 
 
-def _key_line(row: KeyOut) -> str:
-    used = "never used" if row.last_used_at is None else f"last used {row.last_used_at:%Y-%m-%d %H:%M}"
-    return f"{row.id}  ...{row.last4}  {row.tenant}  {row.scope:<8}  {row.state:<8} {used}  {row.name}"
+def _print_keys(found: list[KeyOut]) -> None:
+    rows = [
+        (
+            one.id,
+            f"...{one.last4}",
+            one.tenant,
+            one.scope,
+            one.state,
+            "never" if one.last_used_at is None else f"{one.last_used_at:%Y-%m-%d %H:%M}Z",
+            one.name,
+        )
+        for one in found
+    ]
+    print_table(("key", "ends in", "tenant", "scope", "state", "last used", "name"), rows, whole=("key",), narrow=True)
 
 
 @app.command()
@@ -144,7 +155,7 @@ def rotate_signing(as_json: PlainJson = False, data_dir: DataDir = None) -> None
 
 @contextmanager
 def installation(data_dir: Any) -> Iterator[tuple[Settings, Database]]:
-    """The settings and the migrated database.
+    """The settings and the migrated database; where nothing says which, that of this user's own service.
 
     Raises:
         NoServiceDataError: there is no database: a new one would be of no running service.
@@ -154,6 +165,9 @@ def installation(data_dir: Any) -> Iterator[tuple[Settings, Database]]:
     from service.schema import require_current
 
     settings = options.load_settings(data_dir=data_dir)
+    if not settings.model_fields_set & {"data_dir", "database_url"} and not _has_data(settings):
+        folder = _own_folder()
+        settings = settings if folder is None else options.load_settings(data_dir=folder)
     _require_data(settings)
     settings.make_folders()
     if settings.embedded_database:
@@ -166,14 +180,26 @@ def installation(data_dir: Any) -> Iterator[tuple[Settings, Database]]:
         database.close()
 
 
-def _require_data(settings: Settings) -> None:
+def _own_folder() -> Path | None:
+    """The data directory of the one service that this user runs on this host."""
+    from service.keys import local
+
+    found = list(local.own_services().values())
+    return found[0] if len(found) == 1 else None
+
+
+def _has_data(settings: Settings) -> bool:
     from sqlalchemy import make_url
 
+    file = make_url(settings.database_url).database if settings.embedded_database else None
+    return file is None or Path(file).exists()
+
+
+def _require_data(settings: Settings) -> None:
     from service.contracts.command_errors import NoServiceDataError
     from service.keys import local
 
-    file = make_url(settings.database_url).database if settings.embedded_database else None
-    if file is None or Path(file).exists():
+    if _has_data(settings):
         return
     hint = "Give --data-dir, or QUANTMILL_DATABASE_URL; `quantmill up` and `quantmill migrate` create a new database."
     running = [str(folder) for folder in local.own_services().values() if folder is not None]

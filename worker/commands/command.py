@@ -173,13 +173,13 @@ def show(
         shown, more = found.found[: found.limit], len(found.found) > found.limit
     if json:
         return print_items(shown, has_more=more) if isinstance(shown, list) else print_json(shown)
-    if text is not None:
+    if shown == [] and empty:
+        typer.echo(empty)
+    elif text is not None:
         text(shown)
     else:
         for item in shown if isinstance(shown, list) else [shown]:
             typer.echo(line(item))
-        if shown == []:
-            typer.echo(empty)
     if more:
         told = f"Only the newest {found.limit} are shown; --limit shows up to {options.MOST_LISTED}."
         typer.echo(told, err=True)

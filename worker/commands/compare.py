@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import json as js
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from service.contracts.changes import ratio_words
+from service.reports.figures import size
 from worker.commands.command import Service, command
-from worker.commands.figures import short
+from worker.commands.figures import duration_words, figure, labelled, number, short
 from worker.commands.options import Json
 from worker.commands.printing import print_json
 
 if TYPE_CHECKING:
+    from service.client import Client
     from service.comparison.schemas import ComparedJob, ComparedPair, Comparison
 
 _FEWEST = 2
+_JOB_PREFIX = "job_"
+_VALUE_CHARS = 40
 _MOST_CONFIG = 20
 _MOST_LAYERS = 10
 
@@ -25,7 +32,10 @@ def register(app: typer.Typer) -> None:
 
 
 def compare(
-    jobs: Annotated[list[str], typer.Argument(metavar="JOB JOB...", help="2 to 20 jobs; the first is the baseline.")],
+    jobs: Annotated[
+        list[str],
+        typer.Argument(metavar="JOB JOB...", help="2 to 20 jobs, by id or unique name; the first is the baseline."),
+    ],
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV, one row per job.")] = False,
     flips: Annotated[int, typer.Option(min=0, max=1000, help="Prediction flips to list per pair.")] = 50,
     *,
@@ -39,14 +49,29 @@ def compare(
             param_hint="JOB JOB...",
         )
     with service.connected() as client:
+        ids = [_id(client, job) for job in jobs]
         if csv:
-            typer.echo(client.compare_csv(jobs), nl=False)
+            typer.echo(client.compare_csv(ids), nl=False)
             return
-        found = client.compare(jobs, flips=flips)
+        found = client.compare(ids, flips=flips)
     if json:
         print_json(found)
     else:
         _print(found)
+
+
+def _id(client: Client, job: str) -> str:
+    """The id of a job that is named by its id or by a name that one job alone has.
+
+    Raises:
+        typer.BadParameter: several jobs have the name.
+    """
+    if job.startswith(_JOB_PREFIX):
+        return job
+    named = [one.id for one in islice(client.jobs(name=job), 2)]
+    if len(named) > 1:
+        raise typer.BadParameter(f"Several jobs are named {job!r}: give the job's id.", param_hint="JOB JOB...")
+    return named[0] if named else job
 
 
 def _print(found: Comparison) -> None:
@@ -86,18 +111,19 @@ def _rows(found: Comparison) -> list[tuple[str, list[str]]]:
         ("preset", [job.preset or "-" for job in jobs]),
         ("verdict", [job.verdict for job in jobs]),
     ]
-    rows += [(f"{name} {unit}".strip(), [_metric(job, name) for job in jobs]) for name, unit in names]
+    rows += [(labelled(name, unit), [_metric(job, name) for job in jobs]) for name, unit in names]
     return [
         *rows,
-        ("bytes", [str(job.quantized_size_bytes) for job in jobs]),
-        ("latency ratio", [short(job.latency_ratio) for job in jobs]),
-        ("SQNR dB", [short(job.sqnr_db) for job in jobs]),
-        ("seconds", [short(job.seconds) for job in jobs]),
+        ("size", [size(job.quantized_size_bytes) for job in jobs]),
+        ("latency", ["-" if job.latency_ratio is None else ratio_words(job.latency_ratio) for job in jobs]),
+        ("SQNR", [number(job.sqnr_db, "dB") for job in jobs]),
+        ("took", ["-" if job.seconds is None else duration_words(job.seconds) for job in jobs]),
     ]
 
 
 def _metric(job: ComparedJob, name: str) -> str:
-    return next((f"{short(one.float_)} -> {short(one.quantized)}" for one in job.metrics if one.name == name), "-")
+    found = next((one for one in job.metrics if one.name == name), None)
+    return "-" if found is None else f"{figure(found.float_, found.unit)} -> {figure(found.quantized, found.unit)}"
 
 
 def _told(pair: ComparedPair) -> str:
@@ -112,5 +138,6 @@ def _told(pair: ComparedPair) -> str:
 
 
 def _short(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
+    """A setting as JSON, texts as they are."""
+    text = "-" if value is None else value if isinstance(value, str) else js.dumps(value)
+    return text if len(text) <= _VALUE_CHARS else f"{text[: _VALUE_CHARS - 3]}..."

@@ -24,6 +24,7 @@ from rich.text import Text
 
 from service.contracts.base import VERSION
 from service.contracts.errors import FieldProblem, Problem, QuantmillError
+from service.contracts.report.layers import CRITICAL_LOGGED
 from service.contracts.surfaces import for_command_line, rewritten, with_options
 from service.reports.figures import shown
 from worker.commands.figures import whole_words
@@ -32,6 +33,8 @@ WIDTH_WITHOUT_TERMINAL = 120
 # Of tables with more columns than there is room for, with rules between them.
 NARROW: dict[str, Any] = {"box": None, "padding": (0, 1, 0, 0)}
 PLAIN_PERIOD_SECONDS = 2.0
+# The time left is a guess before so much of the run has passed.
+_KNOWN_SECONDS, _KNOWN_SHARE = 5.0, 0.05
 # Of the line that shows progress: it fits into 80 columns.
 _STAGE_CHARS, _AMOUNT_CHARS = 26, 18
 
@@ -78,10 +81,9 @@ class ProgressView:
 
     def __init__(self, console: Console | None = None, *, quiet: bool = False) -> None:
         self._console = console or make_console(stderr=True, quiet=quiet)
-        self.warned: list[str] = []  # what need not be said again
-        self._printed_at: dict[str, float] = {}
-        self._whole = ""
-        self._whole_told_at = time.monotonic()
+        self._printed: dict[str, tuple[float, str]] = {}
+        self._whole = self._whole_told = ""
+        self._began = self._whole_told_at = time.monotonic()
         self._line: Progress | None = None
         self._task = TaskID(0)
         if self._console.is_terminal:
@@ -127,7 +129,8 @@ class ProgressView:
 
     def overall(self, share: float, seconds_left: float) -> None:
         """Show how far the whole has come."""
-        self._whole = whole_words(share, seconds_left)
+        known = share >= _KNOWN_SHARE and time.monotonic() - self._began >= _KNOWN_SECONDS
+        self._whole = whole_words(share, seconds_left if known else None)
         if self._line is not None:
             self._line.update(self._task, whole=self._whole)
 
@@ -137,9 +140,9 @@ class ProgressView:
         self._console.print(Text(f"{stage} {step}: {figures}", style="dim"))
 
     def log(self, message: str, level: Literal["info", "warning"] = "info") -> None:
-        """Show a message."""
-        if level == "warning":
-            self.warned.append(message)
+        """Show a message; critical findings stand in the summary."""
+        if message.startswith(CRITICAL_LOGGED):
+            return
         self._console.print(Text(f"{level}: {message}", style="yellow" if level == "warning" else ""))
 
     def check(self) -> None:
@@ -151,12 +154,13 @@ class ProgressView:
 
     def _print_plain(self, stage: str, amount: str, *, ended: bool) -> None:
         now = time.monotonic()
-        printed_at = self._printed_at.get(stage)
-        if printed_at is not None and now - printed_at < PLAIN_PERIOD_SECONDS and not ended:
+        printed_at, told = self._printed.get(stage, (None, None))
+        early = printed_at is not None and now - printed_at < PLAIN_PERIOD_SECONDS and not ended
+        if early or told == amount:
             return
-        self._printed_at[stage] = now
-        if self._whole and now - self._whole_told_at >= PLAIN_PERIOD_SECONDS:
-            self._whole_told_at = now
+        self._printed[stage] = (now, amount)
+        if self._whole != self._whole_told and now - self._whole_told_at >= PLAIN_PERIOD_SECONDS:
+            self._whole_told_at, self._whole_told = now, self._whole
             self._console.print(Text(f"progress {self._whole}", style="dim"))
         self._console.print(Text(f"{stage} {amount}".rstrip()))
 

@@ -36,16 +36,6 @@ def span(interval: Interval | None, unit: str = "", sign: str = "") -> str:
     return f" [{interval.low:{form}}, {interval.high:{form}}]"
 
 
-def bytes_words(count: int) -> str:
-    """Bytes in the unit that says most in few digits."""
-    value = float(count)
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.2f} GiB"
-
-
 def whole_words(share: float, seconds_left: float | None) -> str:
     """How far the whole has come, such as ``42 %, about 35 s left``."""
     left = "" if seconds_left is None or share >= 1.0 else f", about {duration_words(seconds_left)} left"

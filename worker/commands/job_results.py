@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,11 +92,11 @@ def finish(client: Client, job: JobOut, waiting: WaitOptions, printing: ResultPr
         if printing.json:
             print_json(job)
         return
-    result, warned = followed(client, job, timeout_seconds=waiting.timeout, quiet=printing.quiet)
+    result = followed(client, job, timeout_seconds=waiting.timeout, quiet=printing.quiet)
     if printing.json:
         print_json(client.job(job))
     elif not printing.quiet:
-        print_result(result, verbose=printing.verbose, warned=warned)
+        print_result(result, verbose=printing.verbose)
     check_gate(judged(result), waiting.fail_on_gate)
 
 
@@ -107,23 +107,17 @@ def followed(
     timeout_seconds: float | None,
     quiet: bool,
     on_event: Callable[[EventOut], None] | None = None,
-) -> tuple[Report | EvaluationReport, list[str]]:
-    """Show a job's progress until it has ended; gives its report, of whichever kind it is, and the warnings shown."""
+) -> Report | EvaluationReport:
+    """Show a job's progress until it has ended; gives its report, of whichever kind it is."""
     from worker.commands import remote
     from worker.commands.console import ProgressView
 
     with ProgressView(quiet=quiet) as view:
         remote.follow(client, job.id, view=view, timeout_seconds=timeout_seconds, on_event=on_event)
-    return client.evaluation_report(job.id) if job.kind == "evaluate" else client.report(job.id), view.warned
+    return client.evaluation_report(job.id) if job.kind == "evaluate" else client.report(job.id)
 
 
-def print_result(
-    result: Report | EvaluationReport,
-    *,
-    verbose: bool = False,
-    report_path: Path | None = None,
-    warned: Collection[str] = (),
-) -> None:
+def print_result(result: Report | EvaluationReport, *, verbose: bool = False, report_path: Path | None = None) -> None:
     """An evaluation's figures, or a quantization's summary; the whole report where ``verbose``."""
     from service.contracts.evaluation_report import EvaluationReport
     from worker.commands.report_view import print_evaluation, print_report
@@ -132,7 +126,7 @@ def print_result(
     if isinstance(result, EvaluationReport):
         print_evaluation(result.to_json_dict())
     else:
-        (print_report if verbose else print_summary)(result, report_path=report_path, warned=warned)
+        (print_report if verbose else print_summary)(result, report_path=report_path)
 
 
 def check_gate(verdict: str, fail_on_gate: bool) -> None:
@@ -170,7 +164,7 @@ def follow(
         if found.kind == "evaluate":
             _refuse_files({"--output": output, "--extra-dir": extra_dir})
         tell, quiet = print_line if printing.json else None, printing.quiet or printing.json
-        result, warned = followed(client, found, timeout_seconds=judging.timeout, quiet=quiet, on_event=tell)
+        result = followed(client, found, timeout_seconds=judging.timeout, quiet=quiet, on_event=tell)
         done = None
         if isinstance(result, Report):
             if output is not None:
@@ -180,7 +174,7 @@ def follow(
     if report is not None:
         write_json(report, result.to_json_dict())
     if not quiet:
-        print_result(result, verbose=printing.verbose, report_path=report, warned=warned)
+        print_result(result, verbose=printing.verbose, report_path=report)
         if done is not None:
             print_files(done)
     check_gate(judged(result), judging.fail_on_gate)

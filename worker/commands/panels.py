@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 from typer.core import TyperGroup
@@ -20,6 +21,7 @@ PANELS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
+_MOST_GROUPS = 3
 # What rich takes for markup. Its own function is not loaded: processes of a service have no use for rich.
 _TAG = re.compile(r"(\\*)(\[[a-z#/@][^[]*?\])")
 
@@ -41,6 +43,15 @@ class PanelGroup(TyperGroup):
         """In the order of the groups."""
         return list(self.commands)
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command; of one that is in a group alone, the error names the group."""
+        if args[0] not in self.commands:
+            groups = [name for name, one in self.commands.items() if args[0] in getattr(one, "commands", {})]
+            if 0 < len(groups) <= _MOST_GROUPS:
+                meant = " or ".join(f"`quantmill {name} {args[0]}`" for name in groups)
+                ctx.fail(f"No such command {args[0]!r}. Did you mean {meant}?")
+        return super().resolve_command(ctx, args)
+
 
 def _escape(command: Any) -> None:
     """Have square brackets shown in all texts of a command and of those below it."""
@@ -49,8 +60,32 @@ def _escape(command: Any) -> None:
     for parameter in command.params:
         if getattr(parameter, "help", None):
             parameter.help = _shown(parameter.help)
+        if parameter.param_type_name == "argument":
+            parameter.get_usage_pieces = partial(_usage, parameter)
+        elif getattr(parameter, "is_flag", False):
+            parameter.display_type_rich = _no_type
+    command.get_help_option = partial(_help_option, command.get_help_option)
     for inner in getattr(command, "commands", {}).values():
         _escape(inner)
+
+
+def _usage(argument: Any, ctx: Any) -> list[str]:
+    """An argument in the usage line: MODEL.onnx, [NAME], KEY=VALUE..."""
+    name = argument.display_name_raw.strip("[]")
+    if argument.nargs != 1 and not name.endswith("..."):
+        name += "..."
+    return [name if argument.required else f"[{name}]"]
+
+
+def _no_type(ctx: Any) -> None:
+    """A flag takes no value."""
+
+
+def _help_option(make: Any, ctx: Any) -> Any:
+    option = make(ctx)
+    if option is not None:
+        option.display_type_rich = _no_type
+    return option
 
 
 def _shown(text: str) -> str:

@@ -154,7 +154,7 @@ def quantize(
     if files.report is not None:
         write_json(files.report, done.report.to_json_dict())
     if not quiet:
-        (print_report if verbose else print_summary)(done.report, report_path=files.report, warned=view.warned)
+        (print_report if verbose else print_summary)(done.report, report_path=files.report)
     typer.echo(f"model     {files.output}")
     if files.report is not None:
         typer.echo(f"report    {files.report}")

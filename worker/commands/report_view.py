@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from service.contracts.changes import (
     Change,
     change_of,
     difference_change,
+    is_of_pairs,
     latency_change,
     latency_change_of,
     metric_change,
@@ -24,27 +24,21 @@ from service.contracts.evaluation_report import EvaluatedMetric, EvaluationRepor
 from service.contracts.graph_view import Inspection
 from service.contracts.report import Advice, LatencyFigures, MetricFigures, Report, contributing_layers
 from service.reports import algorithms, verdict
-from service.reports.figures import percent
+from service.reports.figures import milliseconds, percent, size
 from worker.commands.console import make_console
-from worker.commands.figures import bytes_words, figure, labelled, number, span
+from worker.commands.figures import figure, labelled, number, span
 from worker.commands.summary import TONES, apply_words, change_text, outcome, print_findings, verdict_line
 
 WORST_LAYERS = 5
-MOST_INSPECTED = 50
+MOST_NAMED = 3
 _MOST_ADVICE = 3
 _VERDICT_STYLES = {"pass": "bold green", "fail": "bold red", "undecided": "bold yellow"}
 
 
-def print_report(
-    report: Report,
-    console: Console | None = None,
-    *,
-    report_path: Path | None = None,
-    warned: Collection[str] = (),
-) -> None:
-    """The report in short: findings, figures, gate, advice, layers; ``warned`` as of ``print_summary``."""
+def print_report(report: Report, console: Console | None = None, *, report_path: Path | None = None) -> None:
+    """The report in short: findings, figures, gate, advice, layers."""
     console = console or make_console()
-    print_findings(report.findings, console, warned)
+    print_findings(report.findings, console)
     console.print(_compared(report))
     fidelity = report.fidelity
     words = [f"SQNR {number(fidelity.sqnr_db, 'dB')}", f"cosine {number(fidelity.cosine, digits=6)}"]
@@ -82,7 +76,7 @@ def _add_metric(table: Table, metric: MetricFigures) -> None:
 
 
 def _add_sizes(table: Table, before: int, after: int) -> None:
-    table.add_row("size", bytes_words(before), bytes_words(after), _cell(size_change(before, after)))
+    table.add_row("size", size(before), size(after), _cell(size_change(before, after)))
 
 
 def _add_latency(table: Table, before: float | None, after: float | None, figures: LatencyFigures | None) -> None:
@@ -90,7 +84,9 @@ def _add_latency(table: Table, before: float | None, after: float | None, figure
         change = latency_change_of(figures)
     else:
         change = latency_change(after / before if before and after else None)
-    table.add_row("latency", number(before, "ms"), number(after, "ms"), _cell(change))
+    of_pairs = before is not None and after is not None and is_of_pairs(before, after, change)
+    note = " (median of pairs)" if of_pairs else ""
+    table.add_row("latency", milliseconds(before, after), milliseconds(after, before), _cell(change, note))
 
 
 def _cell(change: Change, more: str = "") -> Text:
@@ -145,13 +141,18 @@ def print_inspection(found: Inspection, console: Console | None = None) -> None:
     left = sorted(
         (node for node in found.nodes if not node.quantized), key=lambda node: node.hint is None or node.by_design
     )
-    if left:
-        table = Table("node", "op", "reason", "hint", title_justify="left")
-        for node in left[:MOST_INSPECTED]:
-            table.add_row(Text(node.name), Text(node.op), Text(node.reason or ""), Text(node.hint or ""))
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for node in left:
+        groups.setdefault((node.op, node.reason or "", node.hint or ""), []).append(node.name)
+    if groups:
+        table = Table("nodes", "op", "reason", "hint", title_justify="left")
+        for (op, reason, hint), names in groups.items():
+            more = f"\n... and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+            named = "\n".join(names[:MOST_NAMED]) + more
+            table.add_row(Text(named), Text(op), Text(reason), Text(hint))
         console.print(table)
-    if len(left) > MOST_INSPECTED:
-        console.print(Text(f"... and {len(left) - MOST_INSPECTED} more; --json lists all."))
+    if any(len(names) > MOST_NAMED for names in groups.values()):
+        console.print(Text("--json lists all nodes."))
     for node in found.nodes:
         if node.quantized and node.reason:
             console.print(Text(f"replaced: {node.name}: {node.reason}"))
@@ -234,7 +235,7 @@ def _evaluated(found: EvaluationReport) -> Table:
         table = Table("", "model", title=title, title_justify="left")
         for metric in found.metrics:
             table.add_row(Text(labelled(metric.name, metric.unit)), _measured(metric))
-        table.add_row("size", bytes_words(own.size_bytes))
+        table.add_row("size", size(own.size_bytes))
         table.add_row("latency", number(own.latency_ms, "ms"))
         return table
     table = Table("", "baseline", "model", "change", title=title, title_justify="left")

@@ -16,6 +16,7 @@ from worker.commands.command import Done, Printing, Service, command, deleted, r
 from worker.commands.command import show as show_answer
 from worker.commands.job_results import Timeout
 from worker.commands.options import Json
+from worker.commands.printing import print_table
 
 if TYPE_CHECKING:
     from service.client import Client
@@ -102,10 +103,33 @@ def _line(item: ScheduleListed) -> str:
     return f"{item.id}  {item.name}  {item.cron}  {item.timezone}  {state}"
 
 
-def _run_line(item: RunOut) -> str:
+def _print_schedules(found: list[ScheduleListed]) -> None:
+    rows = [
+        (
+            one.id,
+            one.name,
+            one.cron,
+            one.timezone,
+            "paused" if one.paused_at else "active",
+            "-" if one.next_due_at is None else f"{one.next_due_at:%Y-%m-%d %H:%M}Z",
+        )
+        for one in found
+    ]
+    print_table(("schedule", "name", "cron", "time zone", "state", "next run"), rows, whole=("schedule",), narrow=True)
+
+
+def _print_runs(found: list[RunOut]) -> None:
+    rows = [(one.id, f"{one.due_at:%Y-%m-%d %H:%M:%S}Z", one.trigger, one.state, _run_words(one)) for one in found]
+    print_table(("run", "due", "trigger", "state", "result"), rows, whole=("run", "due"), narrow=True)
+
+
+def _run_words(item: RunOut) -> str:
     moved = None if item.promoted_to is None else f"{item.promoted_to} moved"
-    told = " ".join(word for word in (item.job_id, _model(item), item.reason, item.detail, moved) if word)
-    return f"{item.id}  {item.due_at:%Y-%m-%d %H:%M:%S}  {item.trigger}  {item.state}  {told or '-'}"
+    return " ".join(word for word in (item.job_id, _model(item), item.reason, item.detail, moved) if word) or "-"
+
+
+def _run_line(item: RunOut) -> str:
+    return f"{item.id}  {item.due_at:%Y-%m-%d %H:%M:%S}  {item.trigger}  {item.state}  {_run_words(item)}"
 
 
 def _model(item: RunOut) -> str | None:
@@ -156,7 +180,7 @@ def set_schedule(schedule_id: ScheduleId, service: Service, changes: ScheduleCha
     _show(made, as_json)
 
 
-@remote(app, "list", line=_line, empty="No schedules.")
+@remote(app, "list", text=_print_schedules, empty="No schedules yet.")
 def list_schedules(client: Client) -> list[ScheduleListed]:
     """List all schedules."""
     return list(client.schedules())
@@ -208,7 +232,7 @@ def resume(schedule_id: ScheduleId, client: Client) -> ScheduleOut:
     return _warned(client.resume_schedule(schedule_id))
 
 
-@remote(app, line=_run_line, empty="No runs.")
+@remote(app, text=_print_runs, empty="No runs yet, or none that match.")
 def runs(
     schedule_id: ScheduleId,
     client: Client,

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
-from service.contracts.changes import Change, change_of, latency_change, latency_change_of, size_change
+from service.contracts.changes import (
+    Change,
+    change_of,
+    is_of_pairs,
+    latency_change,
+    latency_change_of,
+    size_change,
+)
 from service.contracts.preprocessing import PLAIN_NAMES
 from service.contracts.report import Finding, Report
 from service.contracts.report.figures import SANITY
+from service.contracts.targets import SATURATING_CPU
 from service.reports.figures import figure, metric_title, milliseconds, percent, size
 from service.reports.verdict import Headline, blame, conditions, first_advice, headline
 from worker.commands.console import make_console
@@ -23,32 +30,40 @@ TONES = {"good": "bold green", "bad": "bold red", "unsure": "yellow", "plain": "
 _SHARES_RIGHT, _HALF_RIGHT = ("top1", "top5", "accuracy_at_k", "per_class_accuracy"), 50.0
 # The finding that names another preprocessing.
 _FITS_BETTER = "input-fits-better-otherwise"
+_MOST_WARNINGS = 3
 _SEVERITIES = {"critical": "bold red", "warning": "yellow"}
 
 
-def print_summary(
-    report: Report,
-    console: Console | None = None,
-    *,
-    report_path: Path | None = None,
-    warned: Collection[str] = (),
-) -> None:
-    """Five lines, after the findings without which none of them can be trusted.
+def print_summary(report: Report, console: Console | None = None, *, report_path: Path | None = None) -> None:
+    """Five lines, after the findings without which none of them can be trusted, before the first warnings.
 
     Args:
         report: whole.
         console: to print on; default: standard output.
         report_path: where the report was written; None: nowhere.
-        warned: warnings of the run that were shown: findings among them are not repeated.
     """
     console = console or make_console()
-    print_findings([one for one in report.findings if one.severity == "critical"], console, warned)
+    print_findings([one for one in report.findings if one.severity == "critical"], console)
     console.print(verdict_line(outcome(report), _not_passed(report)), soft_wrap=True)
     _print(console, "accuracy", _accuracy(report))
     sizes = (report.float_.size_bytes, report.quantized.size_bytes)
     _print(console, "size", _moved(size(sizes[0]), size(sizes[1]), size_change(*sizes)))
     _print(console, "latency", _latency(report))
     _print(console, "look at", Text(_look_at(report, report_path)))
+    _print_warnings(report, console)
+
+
+def _print_warnings(report: Report, console: Console) -> None:
+    """The first warnings in a line each, and what this CPU may have done to accuracy where that has fallen."""
+    if any(change_of(metric).tone == "bad" for metric in report.metrics):
+        for note in (note for note in report.notes if note.startswith(SATURATING_CPU)):
+            console.print(Text.assemble(("note", "yellow"), f": {note}"), soft_wrap=True)
+    warnings = [one for one in report.findings if one.severity == "warning"]
+    for finding in warnings[:_MOST_WARNINGS]:
+        style = _SEVERITIES[finding.severity]
+        console.print(Text.assemble((f"warning[{finding.code}]", style), f": {finding.message}"), soft_wrap=True)
+    if len(warnings) > _MOST_WARNINGS:
+        console.print(Text(f"{len(warnings) - _MOST_WARNINGS} more in the report (-v)"))
 
 
 def outcome(report: Report) -> Headline:
@@ -77,11 +92,9 @@ def verdict_line(found: Headline, more: str = "") -> Text:
     return Text.assemble((f"{found.word}: ", TONES[tone] or "bold"), (sentence, "red" if tone == "bad" else ""))
 
 
-def print_findings(
-    findings: list[Finding] | tuple[Finding, ...], console: Console, warned: Collection[str] = ()
-) -> None:
-    """What has to be known before the figures, but for what was shown as a warning."""
-    for finding in (one for one in findings if one.logged not in warned):
+def print_findings(findings: list[Finding] | tuple[Finding, ...], console: Console) -> None:
+    """What has to be known before the figures."""
+    for finding in findings:
         style = _SEVERITIES.get(finding.severity, "")
         console.print(
             Text.assemble((f"{finding.severity}[{finding.code}]", style), f": {finding.message}"), soft_wrap=True
@@ -141,7 +154,8 @@ def _latency(report: Report) -> Text:
         if not before or not after:
             return Text("not measured")
         times, change = (before, after), latency_change(after / before)
-    return _moved(milliseconds(times[0]), milliseconds(times[1]), change)
+    told = _moved(milliseconds(*times), milliseconds(*reversed(times)), change)
+    return told.append(" (median of pairs)") if is_of_pairs(*times, change) else told
 
 
 def _preprocessing(report: Report) -> str:

@@ -50,7 +50,8 @@ def verify(
         list[Path] | None,
         options.file_option(
             "PUBLIC.pem",
-            "Trust only these public keys; repeatable. Default: ~/.config/quantmill/trusted/*.pem.",
+            "Trust only these public keys; repeatable. Default: ~/.config/quantmill/trusted/*.pem, "
+            "else those of your service on this host.",
         ),
     ] = None,
     server: Annotated[str | None, typer.Option(metavar="URL", help="Trust the signing keys of this service.")] = None,
@@ -94,7 +95,20 @@ def _trusted(given: list[Path] | None, server: str | None, data_dir: Path | None
     folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "quantmill" / "trusted"
     found = [key for path in sorted(folder.glob("*.pem")) for key in _of_file(path)]
     # never that of the working directory by itself: whoever made the files there would be trusted
-    return found + (_of_installation(None) if os.environ.get(_DATA_DIR) else [])
+    found += _of_installation(None) if os.environ.get(_DATA_DIR) else []
+    return found or _of_own_service()
+
+
+def _of_own_service() -> list[TrustedKey]:
+    """The keys of the service that other commands would use; none where there is no such service."""
+    from service.client import ServiceNotFoundError
+    from service.client.connection import own_service
+
+    try:
+        address = own_service()
+    except ServiceNotFoundError:
+        return []
+    return _of_server(address)
 
 
 def _of_file(path: Path) -> list[TrustedKey]:
@@ -183,7 +197,9 @@ def _made(statement: Statement) -> dict[str, Any]:
 def _print(file: Path, found: Verification) -> None:
     from service.reports.figures import shown
 
-    lines = [("verified" if not found.faults else "NOT VERIFIED", str(file)), ("sha256", found.sha256)]
+    unchecked = {fault.code for fault in found.faults} == {"signature-not-checked"}
+    word = "verified" if not found.faults else "NOT VERIFIED"
+    lines = [("not checked", f"{file}: no trusted key") if unchecked else (word, str(file)), ("sha256", found.sha256)]
     lines += [("external data", path.name) for path in found.external]
     signer = found.signed_by
     if signer is not None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from service.contracts.changes import NOT_REPRESENTATIVE, outlined_change, ratio_words
 from service.contracts.surfaces import for_command_line, rewritten
-from worker.commands.figures import bytes_words, duration_words, figure, labelled, number, short, whole_words
+from service.reports.figures import size
+from worker.commands.figures import duration_words, figure, labelled, number, short, whole_words
 from worker.commands.printing import Cell, print_facts, print_table
 
 if TYPE_CHECKING:
@@ -117,11 +118,11 @@ def _estimate(estimate: Estimate, finish_at: datetime | None) -> str:
     """What a job will take, and when it will have ended."""
     seconds = estimate.seconds
     end = "" if finish_at is None else f", finished about {_moment(finish_at)}"
-    size = estimate.size_bytes
-    model = "" if size is None else f", model size {bytes_words(size.expected)}"
+    made = estimate.size_bytes
+    model = "" if made is None else f", model size {size(made.expected)}"
     return (
         f"about {duration_words(seconds.expected)} ({duration_words(seconds.low)} to {duration_words(seconds.high)}), "
-        f"{bytes_words(estimate.peak_memory_bytes.expected)} of memory{model}{end}"
+        f"{size(estimate.peak_memory_bytes.expected)} of memory{model}{end}"
     )
 
 
@@ -185,13 +186,13 @@ def _figures(job: JobListed) -> list[tuple[str, Cell | None]]:
         told.append(
             (labelled(metric.name, metric.unit), after if metric.float_ is None else f"{before} -> {after}{change}")
         )
-    size = bytes_words(found.quantized_size_bytes)
-    float_size = None if found.float_size_bytes is None else bytes_words(found.float_size_bytes)
+    after = size(found.quantized_size_bytes)
+    float_size = None if found.float_size_bytes is None else size(found.float_size_bytes)
     return [
         *told,
         ("SQNR", None if found.sqnr_db is None else number(found.sqnr_db, "dB")),
         ("agreement", None if found.top1_agreement is None else f"{found.top1_agreement:.2f} %"),
-        ("size", size if float_size is None else f"{float_size} -> {size}"),
+        ("size", after if float_size is None else f"{float_size} -> {after}"),
         ("latency", _latency(found)),
     ]
 
@@ -257,7 +258,7 @@ def _member(member: BatchMemberOut) -> list[Cell]:
         member.preset or "",
         "" if member.config is None else str(member.config),
         _outcome(member.verdict, member.figures, drop=True) if error is None else error.code,
-        "" if member.size_bytes is None else bytes_words(member.size_bytes),
+        "" if member.size_bytes is None else size(member.size_bytes),
         "" if member.seconds is None else duration_words(member.seconds),
         member.job_id,
     ]

@@ -13,6 +13,7 @@ from worker.commands import options
 from worker.commands.command import Done, Service, command, deleted, remote
 from worker.commands.command import show as show_answer
 from worker.commands.options import JobId
+from worker.commands.printing import print_table
 
 if TYPE_CHECKING:
     from service.client import Client
@@ -40,9 +41,41 @@ def _line(item: WebhookOut) -> str:
     return f"{item.id}  {state}  {item.url}  {','.join(item.event_types)}"
 
 
+def _print_webhooks(found: list[WebhookOut]) -> None:
+    rows = [
+        (one.id, "enabled" if one.enabled else f"disabled ({one.disabled_reason})", one.url, ",".join(one.event_types))
+        for one in found
+    ]
+    print_table(("webhook", "state", "url", "events"), rows, whole=("webhook",), narrow=True)
+
+
+def _print_deliveries(found: list[DeliveryOut]) -> None:
+    rows = [
+        (
+            one.id,
+            f"{one.created_at:%Y-%m-%d %H:%M:%S}Z",
+            one.type,
+            one.state,
+            str(one.attempts),
+            str(one.last_status or one.last_error or "-"),
+            _next(one) or "-",
+        )
+        for one in found
+    ]
+    heads = ("delivery", "created", "event", "state", "attempts", "result", "next attempt")
+    print_table(heads, rows, whole=("delivery",), narrow=True)
+
+
+def _next(item: DeliveryOut) -> str:
+    return "" if item.next_attempt_at is None else f"{item.next_attempt_at:%Y-%m-%d %H:%M:%S}Z"
+
+
 def _delivery_line(item: DeliveryOut) -> str:
     told = str(item.last_status or item.last_error or "-")
-    return f"{item.id}  {item.created_at:%Y-%m-%d %H:%M:%S}  {item.type}  {item.state}  {item.attempts}  {told}"
+    if item.last_error is not None and item.response_excerpt:
+        told += f": {item.response_excerpt}"
+    after = f"  next attempt {_next(item)}" if _next(item) else ""
+    return f"{item.id}  {item.created_at:%Y-%m-%d %H:%M:%S}Z  {item.type}  {item.state}  {item.attempts}  {told}{after}"
 
 
 def _hand_over_line(item: HandOverOut) -> str:
@@ -69,7 +102,10 @@ def _print_webhook(found: WebhookOut) -> None:
 
 @remote(app, text=_print_made)
 def create(
-    url: Annotated[str, typer.Argument(metavar="URL", help="HTTPS URL of a public host.")],
+    url: Annotated[
+        str,
+        typer.Argument(metavar="URL", help="HTTPS URL of a public host, or URL of an allowed host."),
+    ],
     client: Client,
     event: Annotated[
         list[str] | None, typer.Option(help="Event type, such as 'job.*' or model.ready; repeatable. Default: all.")
@@ -80,7 +116,7 @@ def create(
     return client.create_webhook(url, event or ["*"], description=description)
 
 
-@remote(app, "list", line=_line, empty="No webhooks.")
+@remote(app, "list", text=_print_webhooks, empty="No webhooks yet.")
 def list_webhooks(client: Client) -> list[WebhookOut]:
     """List all webhooks."""
     return list(client.webhooks())
@@ -105,10 +141,11 @@ def rotate(
 @remote(app, line=_delivery_line)
 def ping(webhook_id: WebhookId, client: Client) -> DeliveryOut:
     """Send a webhook.ping event."""
+    typer.echo(f"to {client.webhook(webhook_id).url}", err=True)
     return client.ping_webhook(webhook_id)
 
 
-@remote(app, line=_delivery_line, empty="No deliveries.")
+@remote(app, text=_print_deliveries, empty="No deliveries yet, or none that match.")
 def deliveries(
     webhook_id: WebhookId,
     client: Client,

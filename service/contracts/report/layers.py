@@ -214,6 +214,10 @@ class AlgorithmFigures(Contract):
 Severity = Literal["critical", "warning", "info"]
 
 
+# How the log of a run begins what it tells of a critical finding; the command line leaves such lines to the summary.
+CRITICAL_LOGGED = "critical["
+
+
 class Finding(Contract):
     """A fact about the model or the data that affects how the figures must be read."""
 
@@ -228,11 +232,6 @@ class Finding(Contract):
         default=False,
         description="True if no statement about accuracy is possible: accuracy clauses are then undecided.",
     )
-
-    @property
-    def logged(self) -> str:
-        """What the log says of it."""
-        return f"{self.message}. {self.hint}" if self.hint else self.message
 
 
 class CausePlace(Contract):

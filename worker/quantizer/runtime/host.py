@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from service.contracts.config import QuantizationConfig
 from service.contracts.report import MachineLoad
-from service.contracts.targets import target_options
+from service.contracts.targets import SATURATING_CPU, target_options
 from service.cores import available_cores
 
 _CPUINFO = Path("/proc/cpuinfo")
@@ -74,7 +74,7 @@ def cpu_notes(config: QuantizationConfig, *, saturates: bool | None = None) -> l
         return []
     setting = "target_options x86_without_vnni" if config.mode == "static" else "weight.reduce_range"
     return [
-        "this host's CPU has no VNNI and may saturate sums of 8-bit products: figures can be better elsewhere; "
+        f"{SATURATING_CPU} and may saturate sums of 8-bit products: figures can be better elsewhere; "
         f"for such CPUs set {setting}"
     ]
 

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from service.contracts.dataset import UNLABELLED
-from service.contracts.report.layers import Finding
+from service.contracts.report.layers import CRITICAL_LOGGED, Finding
 from service.contracts.specs import needs_calibration
 from worker.quantizer.data import OpenDataset
 from worker.quantizer.evaluation.chance import Judged, judged_by
@@ -62,7 +62,7 @@ def examine(case: Case, model: ir.Model | None, services: Services) -> tuple[Fin
     found = worst_first(_findings(case, model, services))
     for finding in found:
         if finding.severity == "critical":
-            services.run.log(finding.logged, "warning")
+            services.run.log(f"{CRITICAL_LOGGED}{finding.code}]: {finding.message}. {finding.hint}", "warning")
     return found
 
 

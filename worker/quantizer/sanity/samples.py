@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from service.contracts.dataset import DatasetSummary
+from service.contracts.dataset import DatasetSummary, InputSpec
 from service.contracts.model import TensorInfo
 from service.contracts.report.layers import Finding
 from worker.quantizer.sanity.kind import declare
@@ -105,7 +105,8 @@ UNLIKE = declare(
 OTHER_PREPROCESSING = declare(
     "preprocessing-differs",
     "warning",
-    "input {input!r} comes from 8-bit arrays in both datasets, with different scale, mean or std",
+    "input {input!r}, of 8-bit arrays in both datasets, has {calibration} in the calibration data, {evaluation} in the "
+    "evaluation data",
     hint="Use the same preprocessing for calibration and evaluation data.",
 )
 
@@ -152,10 +153,21 @@ def pair_findings(
         arrays = [summary.arrays.get(spec.array or tensor.name) for summary, spec in zip(summaries, specs, strict=True)]
         made = {(spec.scale, spec.mean, spec.std) for spec in specs}
         if len(made) > 1 and all(array is not None and array.dtype == "uint8" for array in arrays):
-            yield OTHER_PREPROCESSING({"input": tensor.name}, input=tensor.name)
+            one_way, other_way = map(_preprocessed, specs)
+            where = {"input": tensor.name}
+            yield OTHER_PREPROCESSING(where, input=tensor.name, calibration=one_way, evaluation=other_way)
         one, other = (first_values(look.picked, tensor) for look in (calibration, evaluation))
         if _is_data(tensor, one) and min(calibration.samples, evaluation.samples) > 1:
             yield from _unlike(tensor.name, one, other)
+
+
+def _preprocessed(spec: InputSpec) -> str:
+    """How integers become inputs, such as "scale 0.00392, mean 0.485, 0.456, 0.406"."""
+    given = {"scale": (spec.scale,), "mean": spec.mean, "std": spec.std}
+    return ", ".join(
+        f"{name} {', '.join(f'{one:.4g}' for one in values[:_COLOURS])}{', ...' if len(values) > _COLOURS else ''}"
+        for name, values in given.items()
+    )
 
 
 def _unlike(name: str, one: Array, other: Array) -> Iterator[Finding]:
