@@ -94,7 +94,7 @@ def test_long_lists_are_read_to_their_end(quantmill: Quantmill, noun: str) -> No
 
 def test_keys_are_made_listed_and_revoked(quantmill: Quantmill, home: Path) -> None:
     there = {"QUANTMILL_DATA_DIR": str(home)}
-    assert quantmill("keys", "list", **there).stdout == "No keys.\n"
+    assert quantmill("keys", "list", **there).stdout == "No keys yet.\n"
     own = home / LOCAL_KEY_FILE
     own.write_text("secret\n")
     said = quantmill("keys", "list", **there).stdout

@@ -122,7 +122,7 @@ def submit(
             print_json(made)
 
 
-@remote(app, "list", text=views.print_batches)
+@remote(app, "list", text=views.print_batches, empty="No batches found.")
 def list_batches(
     client: Client,
     name: Annotated[str | None, typer.Option(help="Batches with exactly this name.")] = None,

@@ -34,7 +34,7 @@ def register(app: typer.Typer) -> None:
 def compare(
     jobs: Annotated[
         list[str],
-        typer.Argument(metavar="JOB JOB...", help="2 to 20 jobs, by id or unique name; the first is the baseline."),
+        typer.Argument(metavar="JOB JOB...", help="2 to 20 jobs (id or unique name), baseline first."),
     ],
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV, one row per job.")] = False,
     flips: Annotated[int, typer.Option(min=0, max=1000, help="Prediction flips to list per pair.")] = 50,

@@ -174,7 +174,7 @@ class ListFilters:
     ] = None
 
 
-@remote(app, "list", text=views.print_jobs, empty="No jobs yet, or none that match.")
+@remote(app, "list", text=views.print_jobs, empty="No jobs found.")
 def list_jobs(client: Client, filters: ListFilters, limit: options.Newest = 20) -> Listed:
     """List the newest jobs."""
     given = asdict(filters)

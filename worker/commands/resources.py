@@ -132,7 +132,7 @@ def make_app(word: Word) -> typer.Typer:
 
     print_all = partial(views.print_resources, word)
 
-    @remote(app, "list", text=print_all, about=f"List the newest {word}s.")
+    @remote(app, "list", text=print_all, empty=f"No {word}s found.", about=f"List the newest {word}s.")
     def list_resources(
         client: Client,
         name: Annotated[str | None, typer.Option(help="Only versions of this name.")] = None,
@@ -158,7 +158,7 @@ def make_app(word: Word) -> typer.Typer:
             return
         views.print_resource(word, found, [alias.alias for alias in aliases if alias.id == found.id])
 
-    @remote(app, text=print_all, about="List all versions of a name, newest first.")
+    @remote(app, text=print_all, empty=f"No {word}s found.", about="List all versions of a name, newest first.")
     def versions(
         name: Annotated[str, typer.Argument(metavar="NAME", help="The name, without a version.")], client: Client
     ) -> list[ModelOut | DatasetOut]:
@@ -180,7 +180,7 @@ def make_app(word: Word) -> typer.Typer:
             raise typer.BadParameter("required with --drop.", param_hint="ALIAS")
         with service.connected() as client:
             found = _changed(client, word, reference, alias, drop=drop)
-        show_answer(found, json=json, text=views.print_aliases)
+        show_answer(found, json=json, text=views.print_aliases, empty="No aliases found.")
 
     @remote(app, about=f"Delete a {word} that is not in use.")
     def rm(reference: Reference, client: Client) -> Done:

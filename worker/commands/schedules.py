@@ -119,17 +119,20 @@ def _print_schedules(found: list[ScheduleListed]) -> None:
 
 
 def _print_runs(found: list[RunOut]) -> None:
-    rows = [(one.id, f"{one.due_at:%Y-%m-%d %H:%M:%S}Z", one.trigger, one.state, _run_words(one)) for one in found]
-    print_table(("run", "due", "trigger", "state", "result"), rows, whole=("run", "due"), narrow=True)
+    rows = [
+        (one.id, f"{one.due_at:%m-%d %H:%M}Z", one.trigger, one.state, one.job_id or "-", _run_words(one))
+        for one in found
+    ]
+    print_table(("run", "due", "trigger", "state", "job", "result"), rows, whole=("run", "due", "job"), narrow=True)
 
 
 def _run_words(item: RunOut) -> str:
     moved = None if item.promoted_to is None else f"{item.promoted_to} moved"
-    return " ".join(word for word in (item.job_id, _model(item), item.reason, item.detail, moved) if word) or "-"
+    return " ".join(word for word in (_model(item), item.reason, item.detail, moved) if word) or "-"
 
 
 def _run_line(item: RunOut) -> str:
-    return f"{item.id}  {item.due_at:%Y-%m-%d %H:%M:%S}  {item.trigger}  {item.state}  {_run_words(item)}"
+    return f"{item.id}  {item.due_at:%Y-%m-%d %H:%M:%S}  {item.trigger}  {item.state}  {item.job_id or '-'}  {_run_words(item)}"
 
 
 def _model(item: RunOut) -> str | None:
@@ -232,7 +235,7 @@ def resume(schedule_id: ScheduleId, client: Client) -> ScheduleOut:
     return _warned(client.resume_schedule(schedule_id))
 
 
-@remote(app, text=_print_runs, empty="No runs yet, or none that match.")
+@remote(app, text=_print_runs, empty="No runs found.")
 def runs(
     schedule_id: ScheduleId,
     client: Client,

@@ -53,17 +53,17 @@ def _print_deliveries(found: list[DeliveryOut]) -> None:
     rows = [
         (
             one.id,
-            f"{one.created_at:%Y-%m-%d %H:%M:%S}Z",
+            f"{one.created_at:%m-%d %H:%M}Z",
             one.type,
             one.state,
             str(one.attempts),
             str(one.last_status or one.last_error or "-"),
-            _next(one) or "-",
+            "-" if one.next_attempt_at is None else f"{one.next_attempt_at:%m-%d %H:%M}Z",
         )
         for one in found
     ]
     heads = ("delivery", "created", "event", "state", "attempts", "result", "next attempt")
-    print_table(heads, rows, whole=("delivery",), narrow=True)
+    print_table(heads, rows, whole=("delivery", "created", "result"), narrow=True)
 
 
 def _next(item: DeliveryOut) -> str:
@@ -145,7 +145,7 @@ def ping(webhook_id: WebhookId, client: Client) -> DeliveryOut:
     return client.ping_webhook(webhook_id)
 
 
-@remote(app, text=_print_deliveries, empty="No deliveries yet, or none that match.")
+@remote(app, text=_print_deliveries, empty="No deliveries found.")
 def deliveries(
     webhook_id: WebhookId,
     client: Client,
