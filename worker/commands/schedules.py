@@ -132,7 +132,8 @@ def _run_words(item: RunOut) -> str:
 
 
 def _run_line(item: RunOut) -> str:
-    return f"{item.id}  {item.due_at:%Y-%m-%d %H:%M:%S}  {item.trigger}  {item.state}  {item.job_id or '-'}  {_run_words(item)}"
+    told = f"{item.job_id or '-'}  {_run_words(item)}"
+    return f"{item.id}  {item.due_at:%Y-%m-%d %H:%M:%S}  {item.trigger}  {item.state}  {told}"
 
 
 def _model(item: RunOut) -> str | None:
