@@ -166,7 +166,9 @@ def groups() -> tuple[Group, ...]:
 def largest_drop() -> Slot:
     """The field of the quality gate that most jobs need."""
     found = next(slot for slot in _gate() if slot.path == _DROP_PATH)
-    return replace(found, help="Of the first metric, in its unit: points for percent. Blank: no limit.", bounds="")
+    return replace(
+        found, help="In points of the first metric, such as 1 for 86 % to 85 %. Leave blank for no limit.", bounds=""
+    )
 
 
 def _gate() -> Iterator[Slot]:

@@ -226,6 +226,13 @@ def add_act(router: APIRouter, path: str, act: Callable[..., object], then: str 
         return see(request, (then or path.rpartition("/")[0]).format(**parts))
 
 
+# Told to somebody who has just sent a form.
+_SIGNED_OUT = KeyNeededError(
+    "You are not signed in, so nothing was changed.",
+    hint="Sign in, then go back: the browser keeps what you have entered.",
+)
+
+
 class PageRoute(APIRoute):
     """A route of the dashboard: its errors are pages, and who is not signed in is asked for a key."""
 
@@ -236,9 +243,9 @@ class PageRoute(APIRoute):
         async def handle(request: Request) -> Response:
             try:
                 return await inner(request)
-            except KeyNeededError as error:
+            except KeyNeededError:
                 if request.method not in ("GET", "HEAD"):
-                    return error_page(request, error)
+                    return error_page(request, _SIGNED_OUT)
                 wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
                 return RedirectResponse(f"{root_of(request)}/sign-in?next={quote(wanted, safe='')}", 303)
             except QuantmillError as error:

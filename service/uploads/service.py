@@ -67,7 +67,7 @@ def create(app: AppState, by: Principal, body: UploadCreate) -> Upload:
     """
     size_bytes = body.size_bytes
     if size_bytes == 0:
-        raise UploadEmptyError("File is empty (0 bytes).", pointer=_SIZE_POINTER, hint="Send a file that is not empty.")
+        raise UploadEmptyError("File is empty (0 bytes).", pointer=_SIZE_POINTER, hint="Choose another file.")
     if size_bytes is not None and size_bytes > app.settings.max_upload_bytes:
         SizeLimit(app.settings.max_upload_bytes, _SIZE_POINTER).refuse(size_bytes)
     if app.store.free_bytes() < (size_bytes or 0) + app.settings.min_free_bytes:

@@ -40,6 +40,8 @@ def test_a_good_key_opens_a_session_until_it_is_signed_out(closed: Front) -> Non
     out = closed.http.post("/sign-out")
     assert (out.status_code, out.headers["location"]) == (303, "/sign-in")
     assert closed.http.get("/jobs").status_code == 303
+    late = closed.http.post("/keys", data={"name": "ci"})
+    assert late.status_code == 401 and '<a href="/sign-in">Sign in</a>' in late.text and "Bearer" not in late.text
 
 
 @each("key", ["", "qm_" + "a" * 26 + "_" + "b" * 43])

@@ -221,6 +221,20 @@ def test_what_is_dropped_and_cannot_be_used_or_sent_is_told(open_page: Open) -> 
     zone.get_by_text("broke too often").wait_for()
 
 
+def test_a_page_is_not_left_before_its_uploads_have_ended(open_page: Open) -> None:
+    page = open_page("/new").page
+    held: list[Any] = []
+    page.route("**/v1/uploads/*", lambda route: held.append(route))
+    zone = page.locator("[data-drop=model]")
+    drop(page, zone, "net.onnx", "model bytes")
+    zone.get_by_text("Uploading net.onnx").wait_for()
+    page.get_by_role("button", name="Start job").first.click()
+    page.get_by_role("alert").get_by_text("net.onnx: still uploading").wait_for()
+    assert page.url.endswith("/new")
+    for route in held:
+        route.abort()
+
+
 def test_ids_are_copied_and_times_are_local(open_page: Open, place: Place) -> None:
     options = {"permissions": ["clipboard-read", "clipboard-write"], "timezone_id": "Asia/Tokyo", "locale": "en-US"}
     seen = open_page("/jobs/{succeeded}", **options)

@@ -109,6 +109,8 @@ const check = async () => {
   if (found) document.getElementById("told").replaceChildren(...found.childNodes);
 };
 
+// A page that is left takes the uploads with it that have not ended.
+const uploading = new Set();
 for (const zone of document.querySelectorAll("[data-drop]")) {
   const input = zone.querySelector("input[type=file]"), out = zone.querySelector(".upload");
   const bar = document.createElement("progress"), words = document.createElement("p");
@@ -122,6 +124,8 @@ for (const zone of document.querySelectorAll("[data-drop]")) {
   const go = async files => {
     if (!files.length || busy) return;
     busy = true;
+    const chosen = files[0].name;
+    uploading.add(chosen);
     zone.closest("details").open = true;
     out.replaceChildren(words, bar);
     words.className = "";
@@ -136,6 +140,7 @@ for (const zone of document.querySelectorAll("[data-drop]")) {
       words.className = "bad";
     }
     bar.remove();
+    uploading.delete(chosen);
     busy = false;
   };
   zone.querySelector(".send").hidden = true;
@@ -188,5 +193,15 @@ form.addEventListener("change", event => {
   else if (/^(c:|algorithm|metric)/.test(name)) follow("show");
 });
 form.addEventListener("submit", event => {
+  if (uploading.size) {
+    event.preventDefault();
+    const told = document.createElement("p");
+    told.className = "bad";
+    told.setAttribute("role", "alert");
+    told.textContent = `${[...uploading].join(", ")}: still uploading. Try again when it is ready.`;
+    document.getElementById("told").replaceChildren(told);
+    told.scrollIntoView({ block: "nearest" });
+    return;
+  }
   if (event.submitter?.value === "start") setTimeout(() => { event.submitter.disabled = true; });
 });
