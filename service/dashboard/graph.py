@@ -154,7 +154,7 @@ async def get_graph(
     principal: PrincipalDep,
     wanted: Annotated[Wanted, Query()],
 ) -> Response:
-    """The graph; what is drawn, chosen and found stands in the address."""
+    """The graph; what is drawn, chosen and found is part of the address."""
     found = await app.reads.run(lambda: sources(app, principal.tenant_id, job_id))
     shown = await app.heavy.run(lambda: _shown(known(app, found), found, wanted))
     return page(request, "graph.html.jinja", job=found.job, wanted=wanted, **shown)

@@ -161,7 +161,7 @@ async def list_jobs(
     asked: Annotated[_Filters, Query()],
     cursor: CursorParameter = None,
 ) -> Response:
-    """Jobs, newest first; every filter stands in the address."""
+    """Jobs, newest first; every filter is part of the address."""
     query = JobQuery(
         search=asked.search or None,
         state=one_of(asked.state, _STATES, "state"),
@@ -192,7 +192,7 @@ async def list_jobs(
 
 @router.get("/jobs/{job_id}")
 async def get_job(request: Request, job_id: str, app: AppDep, principal: PrincipalDep) -> Response:
-    """One job: how far it is, what it was asked for, what it says."""
+    """One job: its progress, its configuration and its log."""
     told = await app.reads.run(lambda: shown(app, principal.tenant_id, job_id, str(request.base_url)))
     return page(request, "job.html.jinja", **told)
 

@@ -176,7 +176,7 @@ async def get_report(
     kind: Literal["", "quantized", "float"] = "",
     every: Literal["", "yes"] = "",
 ) -> Response:
-    """What quantization did, and what would help; the filter of layers stands in the address."""
+    """What quantization did, and what would help; the filter of layers is part of the address."""
     tenant_id = principal.tenant_id
 
     def read() -> tuple[ReportRow, JobView]:

@@ -61,7 +61,7 @@ async def new_webhook(request: Request, principal: PrincipalDep) -> Response:
 
 @router.post("/webhooks/new")
 async def create_webhook(request: Request, app: AppDep, principal: PrincipalDep) -> Response:
-    """Make it, and show its secret this once; what is not right stands at its field, with what was typed."""
+    """Make it, and show its secret this once; errors are shown at their fields, with what was typed."""
     form = await sent(request)
     typed = _typed(form)
     try:
