@@ -72,7 +72,7 @@ def test_a_schedules_life(quantmill, service: Service, ask: Ask, job_file: Path,
     ask("jobs", "cancel", another["job_id"])
     assert told("rm", one) == {"id": one, "deleted": True}
     assert one in schedules("show", one, code=1)
-    assert "/cron" in schedules("add", "n", "61 * * * *", job_file, code=1)
+    assert "CRON: is not a valid cron expression" in schedules("add", "n", "61 * * * *", job_file, code=1)
     assert "IANA" in schedules("add", "n", "0 2 * * *", job_file, "--timezone", "Mars/Olympus", code=1)
 
 

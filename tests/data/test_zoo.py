@@ -100,7 +100,7 @@ def test_models_are_refused_in_words(name: str, tmp_path: Path) -> None:
     for words in REFUSALS[name]:
         assert words in error.detail
     assert error.hint is not None
-    assert error.hint.startswith(("Export", "Upload"))
+    assert error.hint.startswith(("Export", "Use"))
     assert "/" not in error.detail  # no paths of this machine
 
 

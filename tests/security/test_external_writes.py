@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto
 
-from quantmill.quark.quantizer import _model_file
+from quantmill.running import model_file
 from service.contracts.errors import ExternalDataError
 from tests.security.corpus import models
 from worker.quantizer.graph import serialized
@@ -128,6 +128,6 @@ def test_a_model_in_memory_that_names_a_place_outside_is_not_written_there(
     proto = hostile(named(place, canary, output))
     before = outside(canary, output)
     with pytest.raises((onnx.checker.ValidationError, OSError)):
-        _model_file(proto, output)
+        model_file(proto, output)
     assert canary.read_bytes() == UNTOUCHED
     assert outside(canary, output) == before
