@@ -62,8 +62,9 @@ class ApiError(QuantmillError, code="api-error", title="The service refused the 
         return self.status in _PASSING_STATUS or self.code in _PASSING_CODES
 
     def problem(self, *, instance: str | None = None, request_id: str | None = None) -> Problem:
-        """The service's own problem object."""
-        return self.sent
+        """The service's own problem object, with what the client knows besides."""
+        told = {"detail": self.detail, "hint": self.hint, "where": self.where, "errors": self.errors}
+        return self.sent.model_copy(update=told)
 
 
 class UnauthorizedError(ApiError):

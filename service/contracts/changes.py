@@ -182,9 +182,11 @@ def latency_change(ratio: float | None, interval: Interval | None = None, *, sig
     return Change(ratio_words(ratio), direction, "down" if ratio < 1 else "up", significant, told)
 
 
-def is_of_pairs(before: float, after: float, change: Change) -> bool:
-    """True for a change of latencies, a median of pairs, that is not the quotient of the two figures beside it."""
-    return change.moved != "" and before > 0 and after > 0 and change.words != ratio_words(after / before)
+def pairs_note(before: float | None, after: float | None, change: Change) -> str:
+    """What follows a change of latencies, a median of pairs, that is not the quotient of the figures beside it."""
+    if not before or not after or not change.moved or change.words == ratio_words(after / before):
+        return ""
+    return " (median of pairs)"
 
 
 def latency_change_of(latency: LatencyFigures) -> Change:

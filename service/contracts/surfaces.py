@@ -100,12 +100,15 @@ OPTIONS: dict[str, str] = {
     "/ranges_from": "--ranges-from",
     "/priority": "--priority",
 }
+# The preprocessing that a hint tells, which the command line takes as an option.
+_PREPROCESSING = re.compile(r"set the preprocessing to `(\{.*?\})`")
 # What a hint says over HTTP and on pages, and what the command line says in its place.
 _ON_COMMAND_LINE: dict[str, str] = {
     "Give a calibration dataset": "Give a calibration dataset with --calibration FILE",
     "Add an evaluation dataset": "Add an evaluation dataset with --evaluation FILE",
     "set preparation.dequantize to make it float again": "make it float again with `quantmill dequantize`, or with "
     "preparation.dequantize in the config",
+    "Set format: ": "Give the file the extension of its format: ",
     "The schema is at /docs.": "--help of the command describes each option.",
 }
 
@@ -118,6 +121,7 @@ def for_command_line(text: str) -> str:
     """The text with commands in place of routes, between backticks, and options in place of what requests hold."""
     for words, said in _ON_COMMAND_LINE.items():
         text = text.replace(words, said)
+    text = _PREPROCESSING.sub(r"use `--preprocessing '\1'`", text)
 
     def named(found: re.Match[str]) -> str:
         surface = surface_of(found[2])

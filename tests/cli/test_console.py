@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from service.contracts.changes import is_of_pairs, latency_change
+from service.contracts.changes import latency_change, pairs_note
 from service.contracts.command_errors import GATE_EXITS, InvalidServerError
 from service.contracts.errors import FieldProblem, InvalidConfigError, InvalidRequestError
 from service.contracts.evaluation_report import ReportOutline
@@ -102,8 +102,8 @@ def test_a_log_repeats_no_line_and_leaves_critical_findings_to_the_summary():
 
 def test_figures_of_times_have_one_unit_and_a_ratio_of_pairs_says_so():
     assert [milliseconds(0.0973, 0.11), milliseconds(0.11, 0.0973)] == ["97.3 µs", "110.0 µs"]
-    assert is_of_pairs(6.78, 4.90, latency_change(1 / 1.35))
-    assert not is_of_pairs(6.78, 4.90, latency_change(4.90 / 6.78))
+    assert pairs_note(6.78, 4.90, latency_change(1 / 1.35)) == " (median of pairs)"
+    assert not pairs_note(6.78, 4.90, latency_change(4.90 / 6.78))
 
 
 def test_figures_of_a_step_are_one_line_each():
@@ -261,7 +261,7 @@ def test_a_summary_begins_with_what_makes_its_figures_worthless():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("hint", [None, "Use `--preprocessing '{}'`."])
+@pytest.mark.parametrize("hint", [None, 'Values from 0 to 1: set the preprocessing to `{"a": {}}`.'])
 def test_a_summary_doubts_the_preprocessing_of_a_float_model_that_is_mostly_wrong(hint):
     report = lossy()
     metric = report.metrics[0].model_copy(update={"kind": "top1", "float_": 12.5})
@@ -272,7 +272,8 @@ def test_a_summary_doubts_the_preprocessing_of_a_float_model_that_is_mostly_wron
     assert told.startswith(
         "look at   Top-1 accuracy of the float model is 12.50 %, so the preprocessing probably does not"
     )
-    assert (hint or "`--preprocessing imagenet_torchvision|imagenet_tf|imagenet_caffe|cifar10`") in told
+    hinted = "Values from 0 to 1: use `--preprocessing '{\"a\": {}}'`."
+    assert (hinted if hint else "`--preprocessing imagenet_torchvision|imagenet_tf|imagenet_caffe|cifar10`") in told
 
 
 def test_findings_stand_before_all_figures():

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from service.client.errors import RejectedError
 from service.contracts.config import parse_config
 from service.contracts.errors import DatasetMismatchError, InvalidConfigError, NotOnnxError, StateError, of_role
 from service.schedules.times import check_cron, check_zone
@@ -24,6 +25,17 @@ def test_a_dataset_that_does_not_fit_is_named_with_its_option() -> None:
     with pytest.raises(DatasetMismatchError) as caught, named, of_role("calibration dataset"):
         raise DatasetMismatchError("input 'x' has no array")
     assert caught.value.where == {"calibration dataset": "c.npz (--calibration)"}
+
+
+def test_what_a_service_rejects_is_named_by_its_file() -> None:
+    problem = NotOnnxError("the file is not an ONNX model", pointer="/files/0").problem()
+    with pytest.raises(RejectedError) as caught, naming_files(Path("x.zip"), reference=Path("r.onnx")):
+        error = RejectedError(problem)
+        error.where["role"] = "reference model"
+        raise error
+    told = caught.value.problem()
+    assert told.detail == "reference model r.onnx (--reference) is not an ONNX model"
+    assert (told.where, [one.pointer for one in told.errors]) == ({}, [""])
 
 
 def test_weights_that_do_not_fit_are_not_told_as_the_model() -> None:

@@ -326,7 +326,7 @@ def _algorithms() -> list[dict[str, Any]]:
 
 def _causes() -> list[dict[str, Any]]:
     """Two causes: one of layers, and one of the whole network."""
-    fact = "the widest channel is 75 times the median one, its error is 32 % of the signal"
+    fact = "the widest channel is 75 times the median one, error 32 % of the signal"
     spread = [{"node": f"/features/{2 * k}", "error_percent": 40.0 - k, "fact": fact} for k in range(8)]
     return [
         {

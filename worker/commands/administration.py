@@ -342,6 +342,8 @@ def _parsed(limits: list[str]) -> Quota:
 
 
 EXIT_TAMPERED = 1
+_AUDIT_COLUMNS = ("seq", "time", "tenant", "actor", "address", "action", "object")
+_QUARANTINE_COLUMNS = ("digest", "quarantined", "crashes", "model", "job", "last crash")
 audit = typer.Typer(name="audit", help="Audit log: list, verify.", no_args_is_help=True)
 
 
@@ -365,9 +367,22 @@ def list_events(
             for row in rows
         )
         return
-    for row in rows:
-        told = f"{row.tenant_id}  {row.actor}  {row.address or '-'}  {row.action}  {row.object}"
-        typer.echo(f"{row.seq:>8}  {row.at:%Y-%m-%d %H:%M:%S}  {told}")
+    if not rows:
+        typer.echo("The audit log is empty.")
+        return
+    told = (
+        (
+            str(row.seq),
+            f"{row.at:%Y-%m-%d %H:%M:%SZ}",
+            row.tenant_id,
+            row.actor,
+            row.address or "-",
+            row.action,
+            row.object,
+        )
+        for row in rows
+    )
+    print_table(_AUDIT_COLUMNS, told, whole=("seq", "time", "object"), narrow=True)
 
 
 @audit.command()
@@ -402,14 +417,15 @@ def queues(client: Client) -> list[QueueOut]:
     return client.queues()
 
 
-def _quarantined(item: QuarantineOut) -> str:
-    return (
-        f"{item.digest}  {item.quarantined_at:%Y-%m-%d %H:%M}  {item.crashes} times  {item.reason}\n"
-        f"  last crash: model {item.model_id}, job {item.job_id}"
+def _print_quarantined(items: list[QuarantineOut]) -> None:
+    rows = (
+        (one.digest, f"{one.quarantined_at:%Y-%m-%d %H:%MZ}", str(one.crashes), one.model_id, one.job_id, one.reason)
+        for one in items
     )
+    print_table(_QUARANTINE_COLUMNS, rows, whole=("digest",), narrow=True)
 
 
-@remote(quarantine, "list", line=_quarantined, empty="No model is in quarantine.")
+@remote(quarantine, "list", text=_print_quarantined, empty="No model is in quarantine.")
 def list_models(client: Client) -> list[QuarantineOut]:
     """List the models in quarantine, each with its last crash."""
     return client.quarantine()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from service.client.errors import ApiError
 from service.contracts.errors import DatasetError, ModelError, QuantmillError, StateError
 
 # Roles as the engine tells them (``of_role``), and where the command line takes their files.
@@ -31,7 +32,7 @@ def naming_files(
     }
     try:
         yield
-    except (ModelError, DatasetError) as error:
+    except (ModelError, DatasetError, ApiError) as error:
         role = error.where.pop("role", "model" if isinstance(error, ModelError) else None)
         path = None if role is None else files.get(role)
         if path is not None and not isinstance(error, StateError):
@@ -41,6 +42,8 @@ def naming_files(
 
 def _name(error: QuantmillError, role: str, path: Path) -> None:
     """Put the file in place of "the file", or where there is no such word, among the places of the error."""
+    if isinstance(error, ApiError):  # its pointers are into requests that the user has not written
+        error.errors = tuple(one.model_copy(update={"pointer": ""}) for one in error.errors)
     option = _OPTIONS.get(role)
     told = str(path) if option is None else f"{path} ({option})"
     detail, replaced = _SUBJECT.subn(lambda _: f"{role} {told} ", error.detail)

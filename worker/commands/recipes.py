@@ -45,7 +45,7 @@ class Recipe:
     @contextmanager
     def pointing_into_file(self) -> Iterator[None]:
         """Have errors that checks of the config raise point into the file."""
-        with _naming(self.file):
+        with _in_file(self.file):
             try:
                 yield
             except QuantmillError as error:
@@ -94,7 +94,7 @@ def load_recipe(preset: str | None, file: Path | None) -> Recipe:
     """
     if file is None:
         return Recipe(parse_config({} if preset is None else {"preset": preset}))
-    with _naming(file):
+    with _in_file(file):
         document = read_document(file)
         translation = translate_document(document)
         for note in translation.notes if translation is not None else ():
@@ -103,7 +103,7 @@ def load_recipe(preset: str | None, file: Path | None) -> Recipe:
 
 
 @contextmanager
-def _naming(file: Path | None) -> Iterator[None]:
+def _in_file(file: Path | None) -> Iterator[None]:
     """Have errors that point into a config name its file."""
     try:
         yield
@@ -120,7 +120,7 @@ def recipe_document(file: Path) -> dict[str, Any]:
         InvalidConfigError: the file is no such document.
         InvalidRequestError: it holds no object.
     """
-    with _naming(file):
+    with _in_file(file):
         found = with_graphs(read_document(file), file.parent)
     if not isinstance(found, dict):
         raise InvalidRequestError(f"{file} contains no object.", hint='A config is an object, such as {"seed": 7}.')

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from service.client import Client
+from service.client.errors import RejectedError
 from service.contracts.dataset import PreprocessingSpec
 from service.contracts.devices import DeviceChoice
 from service.datasets.schemas import DatasetOut
@@ -22,6 +23,7 @@ from worker.commands.console import ProgressView
 from worker.commands.files import FilesDone, download_files
 from worker.commands.recipes import Measurement, Quantization, load_recipe, packed
 
+_Uploaded = TypeVar("_Uploaded", ModelOut, DatasetOut)
 Tell = Callable[[EventOut], None]
 _DIGEST_CHARS, _NAME_CHARS = 12, 180
 _USABLE = ("ready", "validating")
@@ -45,16 +47,16 @@ def quantize(
     with service.connected() as client:
         uploaded = model_of(client, task.model, view)
         datasets = [
-            dataset_of(client, Path(data.path), data.preprocessing, view)
-            for data in (task.calibration, task.evaluation)
+            (word, dataset_of(client, Path(data.path), data.preprocessing, view))
+            for word, data in (("calibration", task.calibration), ("evaluation", task.evaluation))
             if data is not None
         ]
         view.progress("validate", message="on the service")
-        model_id = client.wait_ready(uploaded).id
+        model_id = _ready(client, uploaded, "model")
         if task.state is not None:
             version = client.create_model_version(model_id, task.state, progress=uploading(view, task.state))
             model_id = client.wait_ready(version).id
-        dataset_ids = [client.wait_ready(dataset).id for dataset in datasets]
+        dataset_ids = [_ready(client, dataset, f"{word} dataset") for word, dataset in datasets]
         job = client.submit(
             model=model_id,
             calibration=dataset_ids[0] if task.calibration is not None else None,
@@ -86,9 +88,9 @@ def evaluate(task: Measurement, service: Service, *, view: ProgressView) -> dict
         view.progress("validate", message="on the service")
         with recipe.pointing_into_file():
             job = client.submit_evaluation(
-                model=own,
-                reference=other,
-                evaluation=dataset,
+                model=_ready(client, own, "model"),
+                reference=None if other is None else _ready(client, other, "reference model"),
+                evaluation=_ready(client, dataset, "evaluation dataset"),
                 spec=recipe.config.evaluation,
                 name=task.model.name[:200],
             )
@@ -162,6 +164,15 @@ def dataset_of(client: Client, path: Path, preprocessing: PreprocessingSpec, vie
             view.log(f"{path.name} is already on the service: {found.name}@{found.version}")
             return found
     return client.push_dataset(path, preprocessing, name=_name(path, digest), progress=uploading(view, path))
+
+
+def _ready(client: Client, resource: _Uploaded, role: str) -> str:
+    """The id of what was uploaded, once it is ready; an error says what it is for, so that its file can be named."""
+    try:
+        return client.wait_ready(resource).id
+    except RejectedError as error:
+        error.where["role"] = role
+        raise
 
 
 def uploading(view: ProgressView, path: Path) -> Callable[[int, int], None]:

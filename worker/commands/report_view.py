@@ -14,10 +14,10 @@ from service.contracts.changes import (
     Change,
     change_of,
     difference_change,
-    is_of_pairs,
     latency_change,
     latency_change_of,
     metric_change,
+    pairs_note,
     size_change,
 )
 from service.contracts.evaluation_report import EvaluatedMetric, EvaluationReport
@@ -84,9 +84,12 @@ def _add_latency(table: Table, before: float | None, after: float | None, figure
         change = latency_change_of(figures)
     else:
         change = latency_change(after / before if before and after else None)
-    of_pairs = before is not None and after is not None and is_of_pairs(before, after, change)
-    note = " (median of pairs)" if of_pairs else ""
-    table.add_row("latency", milliseconds(before, after), milliseconds(after, before), _cell(change, note))
+    table.add_row(
+        "latency",
+        milliseconds(before, after),
+        milliseconds(after, before),
+        _cell(change, pairs_note(before, after, change)),
+    )
 
 
 def _cell(change: Change, more: str = "") -> Text:

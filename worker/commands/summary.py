@@ -12,14 +12,15 @@ from rich.text import Text
 from service.contracts.changes import (
     Change,
     change_of,
-    is_of_pairs,
     latency_change,
     latency_change_of,
+    pairs_note,
     size_change,
 )
 from service.contracts.preprocessing import PLAIN_NAMES
 from service.contracts.report import Finding, Report
 from service.contracts.report.figures import SANITY
+from service.contracts.surfaces import for_command_line
 from service.contracts.targets import SATURATING_CPU
 from service.reports.figures import figure, metric_title, milliseconds, percent, size
 from service.reports.verdict import Headline, blame, conditions, first_advice, headline
@@ -100,7 +101,7 @@ def print_findings(findings: list[Finding] | tuple[Finding, ...], console: Conso
             Text.assemble((f"{finding.severity}[{finding.code}]", style), f": {finding.message}"), soft_wrap=True
         )
         if finding.hint:
-            console.print(Text(f"  hint: {finding.hint}"), soft_wrap=True)
+            console.print(Text(f"  hint: {for_command_line(finding.hint)}"), soft_wrap=True)
 
 
 def change_text(change: Change) -> Text:
@@ -155,7 +156,7 @@ def _latency(report: Report) -> Text:
             return Text("not measured")
         times, change = (before, after), latency_change(after / before)
     told = _moved(milliseconds(*times), milliseconds(*reversed(times)), change)
-    return told.append(" (median of pairs)") if is_of_pairs(*times, change) else told
+    return told.append(pairs_note(*times, change))
 
 
 def _preprocessing(report: Report) -> str:
@@ -165,7 +166,9 @@ def _preprocessing(report: Report) -> str:
     if low is None and hint is None:
         return ""
     told = "" if low is None else f"{metric_title(low.name)} of the float model is {figure(low.float_, low.unit)}, so "
-    try_it = hint or f"Try `--preprocessing {'|'.join(PLAIN_NAMES)}`, or set scale, mean and std."
+    try_it = (
+        for_command_line(hint or "") or f"Try `--preprocessing {'|'.join(PLAIN_NAMES)}`, or set scale, mean and std."
+    )
     return f"{told}the preprocessing probably does not match. {try_it}"
 
 

@@ -238,14 +238,9 @@ def _weight(node: ir.Node, plan: QuantizationPlan, parameters: Parameters, tally
         better = rows.rows(_per_channel(found.original, entry, rows))
         possible = min(noise, mean_noise(np.square(better - array).sum(axis=1), power, alive))
     ratio = float(size[alive].max() / np.median(size[alive]))
-    name, few = node_name(node), f"{entry.spec.dtype}, its error is {100 * noise:.2g} % of the signal"
+    name, few = node_name(node), f"{entry.spec.dtype}, {_of_signal(noise)}"
     widest = f"the widest channel is {ratio:.3g} times the median one"
-    tally.add(
-        HarmKind.CHANNEL_SPREAD,
-        name,
-        noise - possible,
-        f"{widest}, its error is {100 * (noise - possible):.2g} % of the signal",
-    )
+    tally.add(HarmKind.CHANNEL_SPREAD, name, noise - possible, f"{widest}, {_of_signal(noise - possible)}")
     tally.add(HarmKind.WEIGHT_ROUNDING, name, possible, few)
 
 
@@ -267,8 +262,12 @@ def _bias(
         return
     noise = mean_noise(error, power, alive)
     largest = float(np.abs(found.unrounded).max(initial=0.0))
-    fact = f"{entry.spec.dtype}, biases up to {largest:.3g}, its error is {100 * noise:.2g} % of the signal"
+    fact = f"{entry.spec.dtype}, biases up to {largest:.3g}, {_of_signal(noise)}"
     tally.add(HarmKind.BIAS_GRID, node_name(node), noise, fact)
+
+
+def _of_signal(noise: float) -> str:
+    return f"error {100 * noise:.2g} % of the signal"
 
 
 def _activation(reader: ir.Node, noise: ActivationNoise, tally: _DamageTally) -> None:
@@ -276,11 +275,9 @@ def _activation(reader: ir.Node, noise: ActivationNoise, tally: _DamageTally) ->
     product = reader.op_type in MATRIX_PRODUCTS
     told = f"the largest channel is {found.ratio:.3g} times the median one"
     tally.add(HarmKind.CLIPPING, name, found.clipping, f"{100 * found.clipped_share:.2g} % of the values it reads")
-    tally.add(HarmKind.OUTLIERS, name, found.outliers, f"their error is {100 * found.outliers:.2g} % of the signal")
+    tally.add(HarmKind.OUTLIERS, name, found.outliers, _of_signal(found.outliers))
     tally.add(HarmKind.PRODUCT_CHANNELS if product else HarmKind.MAP_CHANNELS, name, found.channels, told)
-    tally.add(
-        HarmKind.ACTIVATION_ROUNDING, name, found.rounding, f"its error is {100 * found.rounding:.2g} % of the signal"
-    )
+    tally.add(HarmKind.ACTIVATION_ROUNDING, name, found.rounding, _of_signal(found.rounding))
 
 
 def _function(draft: Draft, case: Case, services: Services, tally: _DamageTally) -> None:

@@ -49,7 +49,7 @@ class Alternative:
     @property
     def hint(self) -> str:
         """What to do."""
-        told = f"use `--preprocessing '{self.setting}'`" if self.setting else "store or preprocess it that way"
+        told = f"set the preprocessing to `{self.setting}`" if self.setting else "store or preprocess it that way"
         return f"{self.words[0].upper()}{self.words[1:]}: {told}"
 
 
