@@ -44,12 +44,20 @@ def test_weights_that_do_not_fit_are_not_told_as_the_model() -> None:
     assert (caught.value.detail, caught.value.where) == ("the file is no state", {})
 
 
-def test_an_error_of_a_config_names_its_file(tmp_path: Path) -> None:
-    file = tmp_path / "m2.json"
-    file.write_text('{"weight": {"bits": 99}}')
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        ("c.json", '{"preset": "int8",\n "weight": {"bits": 99}}', ", line 2"),
+        ("c.yaml", "algorithms:\n- method: cle\n- method: adaquant\n  steps: 3\n", ", line 2"),
+        ("c.toml", "[weight]\nbits = 99\n", ""),
+    ],
+)
+def test_an_error_of_a_config_names_its_file_and_line(tmp_path: Path, name: str, text: str, line: str) -> None:
+    file = tmp_path / name
+    file.write_text(text)
     with pytest.raises(InvalidConfigError) as caught:
         load_recipe(None, file)
-    assert caught.value.where["file"] == str(file)
+    assert caught.value.where["file"] == f"{file}{line}"
 
 
 @pytest.mark.parametrize(

@@ -104,12 +104,13 @@ def load_recipe(preset: str | None, file: Path | None) -> Recipe:
 
 @contextmanager
 def _in_file(file: Path | None) -> Iterator[None]:
-    """Have errors that point into a config name its file."""
+    """Have errors that point into a config name its file, and the line of the first."""
     try:
         yield
     except InvalidConfigError as error:
         if file is not None and error.errors:
-            error.where.setdefault("file", str(file))
+            line = line_of(file, error.errors[0].pointer)
+            error.where.setdefault("file", str(file) if line is None else f"{file}, line {line}")
         raise
 
 
@@ -286,6 +287,34 @@ def _count(node: yaml.Node, known: dict[int, int], open_nodes: set[int]) -> int:
     open_nodes.discard(id(node))
     known[id(node)] = total
     return total
+
+
+def line_of(file: Path, pointer: str) -> int | None:
+    """The line, from 1, of what a JSON pointer names in a JSON or YAML file, or of what should hold it.
+
+    None where it cannot be told, as in TOML. JSON is read as YAML, which tells where things are.
+    """
+    try:
+        node = yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    except (OSError, ValueError, yaml.YAMLError, RecursionError):
+        return None
+    line = None if node is None else node.start_mark.line + 1
+    for part in (part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:]):
+        entry = _entry(node, part)
+        if entry is None:
+            break
+        key, node = entry
+        line = key.start_mark.line + 1
+    return line
+
+
+def _entry(node: yaml.Node, part: str) -> tuple[yaml.Node, yaml.Node] | None:
+    """The key of a mapping and its value, or the item of a list twice."""
+    if isinstance(node, yaml.MappingNode):
+        return next(((key, value) for key, value in node.value if key.value == part), None)
+    if isinstance(node, yaml.SequenceNode) and part.isdecimal() and int(part) < len(node.value):
+        return node.value[int(part)], node.value[int(part)]
+    return None
 
 
 _FORMATS: dict[str, tuple[str, Callable[[str], Any]]] = {

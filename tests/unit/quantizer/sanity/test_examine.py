@@ -144,6 +144,6 @@ def test_stored_values_over_the_largest_are_tried_with_a_setting_to_paste(top: i
     tensor = TensorInfo(name="x", dtype="float32", shape=(None, 1, 8, 8))
     look = look_at(ArrayDataset({"pixels": stored}, preprocessing=spec), (tensor,))
     (found,) = [one for one in alternatives(look, tensor, spec) if one.words == f"values divided by {full}"]
-    pasted = PreprocessingSpec.model_validate(json.loads(found.hint.split("'")[1])).input("x")
+    pasted = PreprocessingSpec.model_validate(json.loads(found.hint.split("`")[1])).input("x")
     assert pasted == InputSpec(array="pixels", scale=1 / full)
     np.testing.assert_allclose(found.change(stored * np.float32(2) - 3), stored / np.float32(full), atol=1e-6)
