@@ -13,7 +13,6 @@ from service.contracts.graph_view import Inspection
 from service.contracts.targets import TARGET_OPTIONS, unknown_target
 from worker.commands import options
 from worker.commands.command import Service
-from worker.commands.naming import naming_files
 from worker.commands.options import Key, ModelPath, Threads
 from worker.commands.printing import print_json
 from worker.commands.quantize import PRESET_HELP
@@ -47,6 +46,7 @@ def inspect(
 ) -> None:
     """Show which nodes a target runs quantized, and why not the others."""
     from worker.commands.console import ProgressView
+    from worker.commands.naming import naming_files
     from worker.commands.recipes import load_recipe
     from worker.commands.report_view import print_inspection
 
@@ -74,6 +74,7 @@ def dequantize(
     output: Annotated[Path, typer.Option(metavar="FLOAT.onnx", help="Write the float model to this file.")],
 ) -> None:
     """Turn a quantized model back into a float model."""
+    from worker.commands.naming import naming_files
     from worker.quantizer.graph.serialized import to_bytes
     from worker.quantizer.intake.loading import load_model
     from worker.quantizer.preparation.prepare import undo_quantization
