@@ -189,9 +189,11 @@ class OutlinedMetric(Contract):
     drop: float | None = Field(
         description="Drop compared with the float model; negative if the quantized model is better."
     )
+    drop_interval: Interval | None = Field(default=None, description="Confidence interval of the drop.")
     significant: bool | None = Field(
         default=None, description="Whether the change is more than chance; null: not tested."
     )
+    samples: int | None = Field(default=None, description="Number of samples; null: those of the report.")
 
     @classmethod
     def of(cls, found: MetricFigures | EvaluatedMetric, before: float | None, after: float | None) -> OutlinedMetric:
@@ -204,7 +206,9 @@ class OutlinedMetric(Contract):
                 "float": before,
                 "quantized": after,
                 "drop": found.drop,
+                "drop_interval": found.drop_interval,
                 "significant": tested.significant,
+                "samples": found.samples,
             }
         )
 
@@ -213,6 +217,10 @@ class ReportOutline(Contract):
     """Main figures of a report, for lists and comparisons."""
 
     metrics: tuple[OutlinedMetric, ...] = Field(description="The first metrics, in the order declared.")
+    samples: int | None = Field(default=None, description="Number of samples that the figures were measured on.")
+    source: Literal["evaluation", "calibration", "random"] | None = Field(
+        default=None, description="Data that the figures were measured on; random data shows nothing about accuracy."
+    )
     sqnr_db: float | None
     top1_agreement: float | None
     float_size_bytes: int | None = Field(
@@ -242,6 +250,8 @@ class ReportOutline(Contract):
             return cls._of_evaluation(report)
         return cls(
             metrics=tuple(OutlinedMetric.of(m, m.float_, m.quantized) for m in report.metrics[:_MOST_METRICS]),
+            samples=report.fidelity.samples,
+            source=report.fidelity.source,
             sqnr_db=report.fidelity.sqnr_db,
             top1_agreement=report.fidelity.top1_agreement,
             float_size_bytes=report.float_.size_bytes,
@@ -257,6 +267,8 @@ class ReportOutline(Contract):
     def _of_evaluation(cls, report: EvaluationReport) -> ReportOutline:
         return cls(
             metrics=tuple(OutlinedMetric.of(m, m.reference_value, m.value) for m in report.metrics[:_MOST_METRICS]),
+            samples=report.samples,
+            source="evaluation",
             sqnr_db=None if report.fidelity is None else report.fidelity.sqnr_db,
             top1_agreement=None if report.fidelity is None else report.fidelity.top1_agreement,
             float_size_bytes=None if report.reference is None else report.reference.size_bytes,

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from service.comparison.differences import differences
 from service.contracts.config import QuantizationConfig
 from service.contracts.presets import PRESETS, find_preset
-from service.dashboard.forms import STATES, Told, latency_of, pretty
+from service.dashboard.forms import STATES, latency_of, pretty
 from service.dashboard.listing import FilterWords, one_of, one_page, pairs
 from service.dashboard.pages import PageRoute, add_act, page, see
 from service.dashboard.reproduce import commands
@@ -28,6 +28,8 @@ from service.jobs.schemas import TERMINAL, JobOut
 from service.jobs.views import job_listed, job_out
 from service.names import service as names
 from service.names.kinds import DATASETS
+from service.reports import verdict
+from service.reports.verdict import Told
 from service.tables import JobEvent
 
 _JOB_PAGE_STATES, _TAIL = 200, 120
@@ -183,7 +185,7 @@ async def list_jobs(
         jobs=[job_listed(view) for view in views],
         filters=asked.model_dump(exclude={"model_id"}),
         states=[(one, STATES[one].word) for one in _STATES],
-        verdicts=[(one, STATES[one].word) for one in _VERDICTS],
+        verdicts=[(one, verdict.outcome(one).word) for one in _VERDICTS],
         presets=[(one, one) for one in sorted(PRESETS)],
         next_query=next_query,
         choosing=True,

@@ -106,7 +106,7 @@ def test_a_collapse_and_a_failed_gate_lead_wherever_a_job_is_shown(sqlite_front:
     document = make_report().to_json_dict()
     broken = {"clause": "max_drop", "metric": "top1", "wanted": 1.0, "got": 5.0, "holds": False}
     lost = {"clause": "sanity", "metric": "top1", "wanted": 50.0, "got": 2.0, "holds": False, "why": "near chance"}
-    for clause, told in ((broken, "Failed quality gate"), (lost, "Collapsed")):
+    for clause, told in ((broken, "Gate failed"), (lost, "Collapsed")):
         report = Report.model_validate({**document, "verdict": "fail", "gate": [clause]})
         job_id = sqlite_front.new_job()
         sqlite_front.finish(job_id, QuantizeOutcome(report, ()))
@@ -142,7 +142,7 @@ def test_a_critical_finding_leads_unless_the_gate_failed(sqlite_front: Front, ve
     document = {**make_report().to_json_dict(), "verdict": verdict, "findings": [finding, mild]}
     job_id = sqlite_front.new_job()
     sqlite_front.finish(job_id, QuantizeOutcome(Report.model_validate(document), ()))
-    word = "Failed quality gate" if verdict == "fail" else "Critical finding"
+    word = "Gate failed" if verdict == "fail" else "Critical finding"
     for path in ("/", "/jobs", f"/jobs/{job_id}", f"/jobs/{job_id}/report"):
         badge = f'<span class="state bad"><span aria-hidden="true">✖</span> {word}'
         assert badge in shown(sqlite_front, path), path

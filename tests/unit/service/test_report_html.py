@@ -66,7 +66,7 @@ def page_of(**changes: Any) -> Page:
 
 # fmt: off
 FACTS = (
-    "FAIL", "1 of 4 conditions of the gate failed, 1 is undecided on this data.",
+    "Gate failed", "1 of 4 conditions of the gate failed, 1 is undecided on this data.",
     "1 critical finding: fix it before you use the model or its figures.",
     "Critical: The float model reaches 10.2 %, guessing would reach 10 %.", "Check the preprocessing.",
     "No statement about accuracy is possible until this is fixed.", "float-model-at-chance", "metric: top1",
@@ -114,19 +114,24 @@ def test_the_order_is_verdict_cards_findings_gate_advice_and_the_rest(full_page:
     ids = [attributes["id"] for _, attributes in full_page.elements if "id" in attributes]
     assert ids == ["results", "findings", "gate", "fallback", "kernels", "causes", "advice", "accuracy", "latency",
                    "layers", "float", "algorithms", "run", "provenance", "configuration", "glossary"]  # fmt: skip
-    assert full_page.text.index("FAIL") < full_page.text.index("Findings")
+    assert full_page.text.index("Gate failed") < full_page.text.index("Findings")
 
 
 @each(
     ("verdict", "holds", "word", "sentence"),
     [
-        ("pass", (True, True), "PASS", "All 2 conditions of the gate passed."),
-        ("pass", (True,), "PASS", "The condition of the gate passed."),
-        ("fail", (False, True), "FAIL", "1 of 2 conditions of the gate failed."),
-        ("fail", (False, False, True), "FAIL", "2 of 3 conditions of the gate failed."),
-        ("fail", (None, True), "FAIL", "1 of 2 conditions of the gate is undecided on this data; the gate counts"),
-        ("undecided", (None, True), "UNDECIDED", "1 of 2 conditions of the gate is undecided on this data."),
-        ("none", (), "NO VERDICT", "No gate is set, so there is no verdict."),
+        ("pass", (True, True), "Gate passed", "All 2 conditions of the gate passed."),
+        ("pass", (True,), "Gate passed", "The condition of the gate passed."),
+        ("fail", (False, True), "Gate failed", "1 of 2 conditions of the gate failed."),
+        ("fail", (False, False, True), "Gate failed", "2 of 3 conditions of the gate failed."),
+        (
+            "fail",
+            (None, True),
+            "Gate failed",
+            "1 of 2 conditions of the gate is undecided on this data; the gate counts",
+        ),
+        ("undecided", (None, True), "Gate undecided", "1 of 2 conditions of the gate is undecided on this data."),
+        ("none", (), "Succeeded, no gate", "Top-1 accuracy "),
     ],
 )
 def test_the_headline(verdict: str, holds: tuple[bool | None, ...], word: str, sentence: str) -> None:
