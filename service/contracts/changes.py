@@ -142,27 +142,22 @@ def change_of(metric: MetricFigures) -> Change:
 
 
 def outlined_change(
-    before: float | None,
-    after: float | None,
-    drop: float | None,
-    unit: str,
-    significant: bool | None = None,
-    interval: Interval | None = None,
+    before: float | None, after: float | None, drop: float | None, unit: str, interval: Interval | None = None
 ) -> Change:
     """The change of a metric in lists of jobs, which keep both values and the drop, not the better direction.
 
     Args:
-        before, after: values of both models.
+        before: value of the float model.
+        after: value of the quantized one.
         drop: change for the worse.
         unit: of the metric.
-        significant: whether the change is more than chance; None: not tested.
         interval: where the drop is.
     """
     if drop is None:
         return _UNDEFINED
     falls = before is None or after is None or (after < before) == (drop > 0)
     change = metric_change(drop, unit, better="higher" if falls else "lower", drop_interval=interval)
-    return replace(change, significant=significant, cautious=True)
+    return replace(change, cautious=True)
 
 
 def interval_words(change: Interval | None, unit: str) -> str:

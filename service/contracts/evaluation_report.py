@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import Field
 
 from service.contracts.base import Contract
 from service.contracts.brief import Brief, Row
-from service.contracts.changes import metric_change
+from service.contracts.changes import Change, metric_change, outlined_change
 from service.contracts.dataset import PreprocessingSpec
 from service.contracts.errors import FieldProblem, InvalidConfigError
 from service.contracts.evaluation import AGREEMENT, EvaluationSpec
@@ -194,6 +195,12 @@ class OutlinedMetric(Contract):
         default=None, description="Whether the change is more than chance; null: not tested."
     )
     samples: int | None = Field(default=None, description="Number of samples; null: those of the report.")
+
+    @property
+    def change(self) -> Change:
+        """From the float model to the quantized one."""
+        found = outlined_change(self.float_, self.quantized, self.drop, self.unit, self.drop_interval)
+        return replace(found, significant=self.significant)
 
     @classmethod
     def of(cls, found: MetricFigures | EvaluatedMetric, before: float | None, after: float | None) -> OutlinedMetric:

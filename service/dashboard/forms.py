@@ -11,7 +11,7 @@ from fastapi import Request
 from markupsafe import Markup
 from pydantic import BaseModel, ValidationError
 
-from service.contracts.changes import NOT_REPRESENTATIVE, Change, latency_change, outlined_change
+from service.contracts.changes import NOT_REPRESENTATIVE, Change, latency_change
 from service.contracts.evaluation_report import ReportOutline
 from service.contracts.surfaces import for_page
 from service.contracts.validation import field_problems
@@ -140,7 +140,7 @@ def changes_of(figures: ReportOutline) -> list[Moved]:
             metric_title(one.name),
             "" if one.float_ is None else figure(one.float_, one.unit),
             figure(one.quantized, one.unit),
-            outlined_change(one.float_, one.quantized, one.drop, one.unit, one.significant, one.drop_interval),
+            one.change,
         )
         for one in figures.metrics
     ]

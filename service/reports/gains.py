@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from service.contracts.changes import (
     Change,
@@ -106,7 +106,9 @@ def _card(title: str, before: str, after: str, change: Change, sentences: list[s
 
 def _accuracy(report: Report) -> Card:
     if report.metrics:
-        return metric_card(report.metrics[0], report.fidelity.samples)
+        card = metric_card(report.metrics[0], report.fidelity.samples)
+        own_data = report.fidelity.source == "evaluation"
+        return card if own_data else replace(card, sentences=(f"Measured on {source_words(report)}.", *card.sentences))
     told = "No labels: accuracy is not measured; agreement with the float model is."
     return Card("Accuracy", "", "", "not measured", "unsure", "", (told,))
 

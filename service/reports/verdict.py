@@ -70,9 +70,7 @@ def accuracy_line(figures: ReportOutline) -> str:
             fact = f"output SQNR {figure(figures.sqnr_db, 'dB')}"
         return f"Accuracy not measured: no labels; {fact}{_on_samples(figures.samples, figures.source)}."
     first = figures.metrics[0]
-    change = changes.outlined_change(
-        first.float_, first.quantized, first.drop, first.unit, interval=first.drop_interval
-    )
+    change = first.change
     both = (figure(first.float_, first.unit), figure(first.quantized, first.unit))
     told = f"{metric_title(first.name)} {both[1] if first.float_ is None else ' → '.join(both)}"
     if first.drop is not None:

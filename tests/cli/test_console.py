@@ -344,7 +344,8 @@ def test_without_a_gate_a_summary_begins_with_the_change_of_accuracy():
         ((metric,), "Top-1 accuracy 90.00 % → 89.50 %, -0.50 points, 32 samples of the calibration data"),
         (
             (unsure,),
-            "Top-1 accuracy 90.00 % → 89.50 %, -0.50 points (95 % CI: -1.50 to +0.50 points), 32 samples of the calibration data",
+            "Top-1 accuracy 90.00 % → 89.50 %, -0.50 points (95 % CI: -1.50 to +0.50 points), "
+            "32 samples of the calibration data",
         ),
         ((), "Accuracy not measured: no labels; top-1 agreement 99.00 %, 32 samples of the calibration data."),
     ):

@@ -117,6 +117,16 @@ def test_a_collapse_and_a_failed_gate_lead_wherever_a_job_is_shown(sqlite_front:
         assert "succeeded in" in shown(sqlite_front, f"/jobs/{job_id}"), "the state keeps its name"
 
 
+def test_the_first_figure_says_that_it_is_of_the_calibration_data(sqlite_front: Front) -> None:
+    job_id = sqlite_front.new_job()
+    sqlite_front.finish(job_id, QuantizeOutcome(make_report("none").model_copy(update={"gate": ()}), ()))
+    text = shown(sqlite_front, f"/jobs/{job_id}")
+    assert "Succeeded, no gate" in text
+    line = "90.00 % → 89.50 %, \N{MINUS SIGN}0.50 points, 32 samples of the calibration data"
+    assert line in text and line in shown(sqlite_front, f"/jobs/{job_id}/report")
+    assert "on the calibration data" in text.split('<dl class="tiles">')[1].split("</div>")[0]
+
+
 @each(("low", "tone"), [(0.1, "bad"), (-0.1, "unsure"), (None, "plain")])
 def test_a_change_is_red_only_if_it_is_significant(sqlite_front: Front, low: float | None, tone: str) -> None:
     document = make_report().to_json_dict()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from service.contracts.changes import NOT_REPRESENTATIVE, outlined_change, ratio_words
+from service.contracts.changes import NOT_REPRESENTATIVE, ratio_words
 from service.contracts.surfaces import for_command_line, rewritten
 from service.reports.figures import size
 from service.reports.verdict import outcome
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from service.batches.schemas import BatchCounts, BatchListed, BatchMemberOut, BatchOut
-    from service.contracts.evaluation_report import OutlinedMetric, ReportOutline
+    from service.contracts.evaluation_report import ReportOutline
     from service.datasets.schemas import DatasetOut
     from service.estimates.forecast import Estimate
     from service.jobs.schemas import JobListed, JobOut, JobValidated, ScheduledBy
@@ -163,7 +163,7 @@ def _outcome(verdict: str | None, figures: ReportOutline | None, *, drop: bool =
     if not figures.metrics:
         return told if figures.sqnr_db is None else f"{told}: SQNR {number(figures.sqnr_db, 'dB')}"
     first = figures.metrics[0]
-    change = f", {_change(first)}" if drop and first.drop is not None else ""
+    change = f", {first.change.words}" if drop and first.drop is not None else ""
     return f"{told}: {first.name} {figure(first.quantized, first.unit)}{change}"
 
 
@@ -175,10 +175,6 @@ def _judged(verdict: str | None, figures: ReportOutline | None) -> str:
     return outcome(verdict, collapsed=figures.collapsed, critical=figures.critical_findings > 0).word
 
 
-def _change(metric: OutlinedMetric) -> str:
-    return outlined_change(metric.float_, metric.quantized, metric.drop, metric.unit).words
-
-
 def _figures(job: JobListed) -> list[tuple[str, Cell | None]]:
     """A line for each figure that lists have of its report."""
     found = job.figures
@@ -187,7 +183,7 @@ def _figures(job: JobListed) -> list[tuple[str, Cell | None]]:
     told: list[tuple[str, Cell | None]] = []
     for metric in found.metrics:
         before, after = figure(metric.float_, metric.unit), figure(metric.quantized, metric.unit)
-        change = "" if metric.drop is None else f", {_change(metric)}"
+        change = "" if metric.drop is None else f", {metric.change.words}"
         told.append(
             (labelled(metric.name, metric.unit), after if metric.float_ is None else f"{before} -> {after}{change}")
         )

@@ -19,6 +19,7 @@ from service.contracts.changes import (
     size_change,
     typeset,
 )
+from service.contracts.evaluation_report import OutlinedMetric
 from service.contracts.report import Interval, LatencyFigures, MachineLoad, MetricFigures
 
 
@@ -76,7 +77,8 @@ def test_outlined_change_finds_the_better_direction(
 
 @pytest.mark.parametrize(("significant", "tone"), [(None, "plain"), (False, "unsure"), (True, "bad")])
 def test_an_outlined_change_has_a_colour_only_if_it_was_tested(significant: bool | None, tone: str) -> None:
-    assert outlined_change(70.0, 69.0, 1.0, "%", significant).tone == tone
+    told = {"name": "top1", "unit": "%", "float": 70.0, "quantized": 69.0, "drop": 1.0, "significant": significant}
+    assert OutlinedMetric.model_validate(told).change.tone == tone
 
 
 def test_difference_of_two_jobs() -> None:
