@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from service.comparison.differences import differences
 from service.contracts.config import QuantizationConfig
 from service.contracts.presets import PRESETS, find_preset
+from service.dashboard.comparing import with_baseline
 from service.dashboard.forms import STATES, latency_of, pretty
 from service.dashboard.listing import FilterWords, one_of, one_page, pairs
 from service.dashboard.pages import PageRoute, add_act, page, see
@@ -22,6 +23,7 @@ from service.datasets.schemas import DatasetNotFoundError
 from service.deps import AppDep, AppState, PrincipalDep
 from service.http import CursorParameter
 from service.jobs import records, service
+from service.jobs.errors import JobNotFoundError
 from service.jobs.naming import recipe
 from service.jobs.repository import JobQuery
 from service.jobs.schemas import TERMINAL, JobOut
@@ -65,6 +67,7 @@ def shown(app: AppState, tenant_id: str, job_id: str, base_url: str) -> dict[str
         "stages_attempt": told.stages[0].attempt if told.stages else job.attempt,
         "ended": job.state in TERMINAL,
         "has_report": job.figures is not None,
+        "source": _source(app, tenant_id, job),
         "last_seq": last,
         "timeline": [_change(event) for event in told.states],
         "curves": curves_of(app, tenant_id, job_id),
@@ -99,6 +102,18 @@ def _reached(data: Mapping[str, Any], *, ended: bool) -> str:
     if not total or (ended and done >= total):
         return f"{done} {unit}".rstrip() if done else ""
     return "" if ended else f"{done}/{total} {unit}".rstrip()
+
+
+def _source(app: AppState, tenant_id: str, job: JobOut) -> str:
+    """The query that compares the job with the one that it was made from; "" where either has no report."""
+    source = job.cloned_from or job.retry_of
+    if source is None or job.figures is None:
+        return ""
+    try:
+        has_report = service.get(app, tenant_id, source).result is not None
+    except JobNotFoundError:
+        return ""  # it was deleted
+    return with_baseline(source, [job.id]) if has_report else ""
 
 
 def _data(app: AppState, tenant_id: str, job: JobOut) -> list[tuple[str, str, str]]:

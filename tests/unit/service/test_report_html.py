@@ -67,7 +67,7 @@ def page_of(**changes: Any) -> Page:
 # fmt: off
 FACTS = (
     "Gate failed", "1 of 4 conditions of the gate failed, 1 is undecided on this data.",
-    "1 critical finding: fix it before you use the model or its figures.",
+    "Fix the critical finding before you use the model or its figures.",
     "Critical: The float model reaches 10.2 %, guessing would reach 10 %.", "Check the preprocessing.",
     "No statement about accuracy is possible until this is fixed.", "float-model-at-chance", "metric: top1",
     "File size 73.4 % smaller ▼ 9.95 MiB → 2.65 MiB", "Latency 1.25x faster ▼ 11.00 ms → 8.80 ms",
@@ -146,7 +146,7 @@ def test_the_headline_of_a_collapse_without_a_gate() -> None:
     page = page_of(verdict="fail", gate=gate, findings=[])
     assert "Collapsed Top-1 2.05 % is near chance level (0.10 %)." in page.text
     assert "of the gate failed" not in page.text
-    assert "fix it before" not in page.text
+    assert "Fix the critical" not in page.text
 
 
 @each(

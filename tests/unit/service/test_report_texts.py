@@ -39,7 +39,7 @@ def unescaped(text: str) -> str:
 
 # fmt: off
 FACTS = (
-    "# ❌ Quantization: Gate failed", "1 of 4 conditions of the gate failed", "1 critical finding",
+    "# ❌ Quantization: Gate failed", "1 of 4 conditions of the gate failed", "Fix the critical finding",
     "Critical**: The float model reaches 10.2 %", "Check the preprocessing.", "73.4 % smaller",
     "Largest error contribution: /features/0 (Conv), 61 % of all error. Cause: ", "Try first: Keep the two",
     "5 of 438 samples from right to wrong, 3 from wrong to right", "❔ undecided", "❌ failed",
