@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from service.comparison.differences import differences
 from service.contracts.config import QuantizationConfig
 from service.contracts.presets import PRESETS, find_preset
+from service.contracts.runner import RESULT_STAGE
 from service.dashboard.comparing import with_baseline
 from service.dashboard.forms import STATES, latency_of, pretty
 from service.dashboard.listing import FilterWords, one_of, one_page, pairs
@@ -63,6 +64,7 @@ def shown(app: AppState, tenant_id: str, job_id: str, base_url: str) -> dict[str
     return {
         "job": job,
         "stages": stages_of(job.state, told.stages),
+        "early_result": _early_result(told.stages),
         "marks": MARKS,
         "stages_attempt": told.stages[0].attempt if told.stages else job.attempt,
         "ended": job.state in TERMINAL,
@@ -91,9 +93,16 @@ def stages_of(state: str, told: Sequence[JobEvent]) -> list[tuple[str, str, str]
     newest = max((event.seq for event in told), default=0)
     found = []
     for event in told:
+        if event.data["stage"] == RESULT_STAGE:
+            continue  # its message is shown by itself
         how = _LAST.get(state, "stopped") if event.seq == newest else "done"
         found.append((str(event.data["stage"]), how, _reached(event.data, ended=how == "done")))
     return found
+
+
+def _early_result(told: Sequence[JobEvent]) -> str:
+    """What the last attempt has measured, where it only tries advice by now; "" before."""
+    return next((str(event.data["message"]) for event in told if event.data["stage"] == RESULT_STAGE), "")
 
 
 def _reached(data: Mapping[str, Any], *, ended: bool) -> str:

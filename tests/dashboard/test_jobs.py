@@ -177,6 +177,22 @@ def test_a_job_that_runs_shows_how_far_it_is(sqlite_front: Front) -> None:
     assert 'id="live"' in part
 
 
+def test_a_result_is_shown_while_advice_is_tried(sqlite_front: Front) -> None:
+    job_id = sqlite_front.new_job()
+    attempt = sqlite_front.claim(job_id).attempt
+    path = f"/jobs/{job_id}"
+    assert re.search(r'id="early" hidden', shown(sqlite_front, path))
+    for line in (
+        ProgressLine(stage="result", message="top1 90.00 -> 89.50 %, latency 1.80x faster."),
+        ProgressLine(stage="advice", done=1, total=3, unit="trials"),
+    ):
+        with sqlite_front.app.database.write() as session:
+            assert transitions.record_progress(session, job_id, attempt, line)
+    text = shown(sqlite_front, path)
+    assert re.search(r'id="early"><h2>Result ready, trying advice</h2><p>top1 90.00 -&gt; 89.50 %', text)
+    assert STAGE.findall(text) == [("now", "advice", "1/3 trials")]
+
+
 def test_stages_stand_in_the_order_in_which_the_job_came_to_them(sqlite_front: Front) -> None:
     job_id = sqlite_front.new_job()
 

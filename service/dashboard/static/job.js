@@ -31,8 +31,14 @@ const marked = (item, key) => {
   item.querySelector(".mark")?.remove();
   item.prepend(...made("marks", key));
 };
-const staged = ({ stage: name, done, total, unit }, attempt) => {
+const early = document.getElementById("early");
+const staged = ({ stage: name, done, total, unit, message }, attempt) => {
   if (!name) return;
+  if (name === "result") {  // the summary of the report, told while advice is still tried
+    early.querySelector("p").textContent = message;
+    early.hidden = false;
+    return;
+  }
   if (String(attempt) !== stages.dataset.attempt) {
     stages.dataset.attempt = attempt;
     stages.replaceChildren();
