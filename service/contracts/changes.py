@@ -23,7 +23,7 @@ NOT_REPRESENTATIVE = "not representative of the target"
 # Units of fixed precision; what may be of any size is written to five digits.
 _TWO_PLACES = ("%", "dB")
 _SIGN = re.compile(r"(?<![\w.])-(?=[\d.])")
-_ARROWS = {"up": "▲", "down": "▼", "": ""}
+_ARROWS = {("up", "better"): "▲", ("down", "worse"): "▼"}
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,16 @@ class Change:
 
     @property
     def arrow(self) -> str:
-        """Up or down as the figure has moved, so that colour is not the only sign; "" for no change."""
-        return _ARROWS[self.moved]
+        """Up for a figure that rose to the better, down for one that fell to the worse; "" for all others.
+
+        Where less is better an arrow could be read either way: "2.25x slower" and "73.4 % smaller" need none.
+        """
+        return _ARROWS.get((self.moved, self.direction), "")
+
+    @property
+    def needs_judgement(self) -> bool:
+        """True if neither the words nor an arrow tell whether it is for the better."""
+        return self.direction != "same" and not self.arrow and self.words.startswith(("+", "-"))
 
     @property
     def told(self) -> str:

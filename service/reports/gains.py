@@ -33,7 +33,7 @@ class Card:
         before, after: of the float and the quantized model; empty where there is no pair.
         change: the figure that matters, in words.
         tone: its colour.
-        arrow: up or down as the figure has moved; empty for neither.
+        arrow: up for the better, down for the worse; empty where the words tell it.
         sentences: what the figure rests on.
     """
 
@@ -101,7 +101,9 @@ def _significance(change: Change) -> str:
 
 
 def _card(title: str, before: str, after: str, change: Change, sentences: list[str]) -> Card:
-    return Card(title, before, after, change.words, change.tone, change.arrow, tuple(sentences))
+    judgement = change.judgement if change.needs_judgement else ""
+    words = f"{change.words} ({judgement})" if judgement else change.words
+    return Card(title, before, after, words, change.tone, change.arrow, tuple(sentences))
 
 
 def _accuracy(report: Report) -> Card:

@@ -88,7 +88,7 @@ def print_findings(findings: list[Finding] | tuple[Finding, ...], console: Conso
 def change_text(change: Change) -> Text:
     """A change with its arrow and colour, and whether it is significant."""
     told = f"{change.words} {change.arrow}".rstrip()
-    note = change.told.removeprefix(change.words)
+    note = change.told.removeprefix(change.words) or (f" ({change.judgement})" if change.needs_judgement else "")
     return Text(f"{told}{note}", style=TONES[change.tone].removeprefix("bold "))
 
 

@@ -32,9 +32,9 @@ def _interval(low: float, high: float) -> Interval:
     [
         (0.68, "%", "higher", "-0.68 points", "worse", "▼"),
         (-0.91, "%", "higher", "+0.91 points", "better", "▲"),
-        (0.68, "%", "lower", "+0.68 points", "worse", "▲"),
-        (-0.5, "", "lower", "-0.5", "better", "▼"),
-        (0.0123, "m", "lower", "+0.0123 m", "worse", "▲"),
+        (0.68, "%", "lower", "+0.68 points", "worse", ""),
+        (-0.5, "", "lower", "-0.5", "better", ""),
+        (0.0123, "m", "lower", "+0.0123 m", "worse", ""),
         (3.0, "dB", "higher", "-3.00 dB", "worse", "▼"),
         (0.0, "%", "higher", "no change", "same", ""),
         (0.001, "%", "higher", "no change", "same", ""),
