@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 from urllib.parse import quote, urlencode
@@ -21,7 +22,7 @@ from service.contracts.graph_view import (
     cut_name,
     read_graph,
 )
-from service.contracts.report import LayerFigures
+from service.contracts.report import LayerFigures, contributing_layers
 from service.dashboard.graph_drawing import LEGENDS, By, Drawing, Links, draw, rows_by_node, told
 from service.dashboard.graph_grids import LEGEND, grid_words
 from service.dashboard.overview import Recent
@@ -162,7 +163,9 @@ async def get_graph(
 
 def _shown(graph: Known, of: GraphSources, wanted: Wanted) -> dict[str, Any]:
     view = graph.view
-    chosen = None if view is None or not wanted.node else _place(view, wanted.node)
+    chosen = None
+    if view is not None:
+        chosen = _place(view, wanted.node) if wanted.node else _worst(view, graph.layers)
     drawing = None
     if view is not None and view.nodes:
         key = (of.report.job_id, of.report.attempt, wanted.by, wanted.opened, wanted.find, wanted.qdq, chosen)
@@ -239,6 +242,16 @@ def _place(view: GraphView, key: str) -> int | None:
     if named is None and number is not None and int(number[1]) < len(view.nodes):
         return int(number[1])
     return named
+
+
+def _worst(view: GraphView, layers: Sequence[LayerFigures]) -> int | None:
+    """The node with the largest error contribution; None where no layer has one."""
+    for layer in contributing_layers(layers):
+        wanted = {layer.name, *layer.nodes}
+        place = next((place for place, node in enumerate(view.nodes) if node.name in wanted), None)
+        if place is not None:
+            return place
+    return None
 
 
 def _entries(graph: Known, wanted: Wanted) -> list[dict[str, Any]]:

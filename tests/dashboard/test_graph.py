@@ -93,7 +93,7 @@ def test_boxes_are_links_with_their_figure_as_text_and_as_colour(sqlite_front: F
         ["Conv", "–", "/shape"],
     ]
     kinds = [box.get("class") for box in found]
-    assert kinds == ["box sqnr-1", "box sqnr-1", "box sqnr-2", "box left", "box unknown"]
+    assert kinds == ["box sqnr-1 chosen", "box sqnr-1", "box sqnr-2", "box left", "box unknown"]
     assert found[0].get("href") == "?node=%2Ffeatures%2F0#node"
     text = page(sqlite_front, full, by="precision")
     first = boxes(text)[0]
