@@ -37,6 +37,7 @@ class Change:
         significant: whether it is more than chance; None: not known.
         interval: where the change is, such as "95 % CI: -1.10 to +0.20 points"; "" where nobody knows.
         cautious: whether it counts as better or worse only if it is known to be significant.
+        is_signed: whether the words are a figure with its sign, and say no more.
     """
 
     words: str
@@ -45,6 +46,7 @@ class Change:
     significant: bool | None = None
     interval: str = ""
     cautious: bool = False
+    is_signed: bool = False
 
     @property
     def tone(self) -> ChangeTone:
@@ -71,7 +73,7 @@ class Change:
     @property
     def needs_judgement(self) -> bool:
         """True if neither the words nor an arrow tell whether it is for the better."""
-        return self.direction != "same" and not self.arrow and self.words.startswith(("+", "-"))
+        return self.is_signed and self.direction != "same" and not self.arrow
 
     @property
     def told(self) -> str:
@@ -134,6 +136,7 @@ def metric_change(
         "up" if value > 0 else "down",
         significant,
         interval,
+        is_signed=True,
     )
 
 
