@@ -157,9 +157,7 @@ def _agreement(report: Report) -> Card:
     if agreement is not None and interval is not None:
         told.append(f"{interval_words(interval, '%')}.")
     if fidelity.sqnr_db is not None:
-        parts = 10.0 ** (min(max(fidelity.sqnr_db, -100.0), 100.0) / 10.0)
-        of = f"1 part in {parts:,.0f}" if parts >= 2 else f"{100 / parts:,.0f} %"
-        told.append(f"SQNR {figure(fidelity.sqnr_db, 'dB')}: the error power is {of} of the output power.")
+        told.append(f"SQNR {figure(fidelity.sqnr_db, 'dB')}.")
         if fidelity.sqnr_interval_db is not None:
             told.append(f"{interval_words(fidelity.sqnr_interval_db, 'dB')}.")
     told.append(f"Measured on {source_words(report)}.")

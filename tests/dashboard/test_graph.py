@@ -97,7 +97,7 @@ def test_boxes_are_links_with_their_figure_as_text_and_as_colour(sqlite_front: F
     assert found[0].get("href") == "?node=%2Ffeatures%2F0#node"
     text = page(sqlite_front, full, by="precision")
     first = boxes(text)[0]
-    assert (words(first)[1], first.get("class")) == ("int8/uint8", "box bits-8")
+    assert (words(first)[1], first.get("class")) == ("int8/uint8", "box bits-8 chosen")
     assert first.get("href") == "?by=precision&node=%2Ffeatures%2F0#node"
     assert "8 bits" in text
     assert sqlite_front.http.get(f"/jobs/{full}/graph?by=color").status_code == 422
