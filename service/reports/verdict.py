@@ -63,7 +63,7 @@ def outcome(verdict: str, *, collapsed: bool = False, critical: bool = False) ->
 def accuracy_line(figures: ReportOutline) -> str:
     """The first metric of both models, its change with the interval, and the samples that it rests on."""
     if figures.source == "random":
-        return "Accuracy not measured: random data."
+        return "Accuracy not measured: random data shows nothing about accuracy."
     if not figures.metrics:
         fact = f"top-1 agreement {percent(figures.top1_agreement, 2)}"
         if figures.top1_agreement is None:
