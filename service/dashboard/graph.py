@@ -22,7 +22,7 @@ from service.contracts.graph_view import (
     cut_name,
     read_graph,
 )
-from service.contracts.report import LayerFigures, contributing_layers
+from service.contracts.report import LayerFigures
 from service.dashboard.graph_drawing import LEGENDS, By, Drawing, Links, draw, rows_by_node, told
 from service.dashboard.graph_grids import LEGEND, grid_words
 from service.dashboard.overview import Recent
@@ -245,8 +245,14 @@ def _place(view: GraphView, key: str) -> int | None:
 
 
 def _worst(view: GraphView, layers: Sequence[LayerFigures]) -> int | None:
-    """The node with the largest error contribution; None where no layer has one."""
-    for layer in contributing_layers(layers):
+    """The node with the largest error contribution; where nothing was lost, of the lowest SQNR. None: nothing is known.
+
+    Args:
+        view: the graph.
+        layers: of the report.
+    """
+    known = [one for one in layers if one.reason is None and (one.error_percent or one.sqnr_db is not None)]
+    for layer in sorted(known, key=lambda one: (-(one.error_percent or 0.0), one.sqnr_db or 0.0)):
         wanted = {layer.name, *layer.nodes}
         place = next((place for place, node in enumerate(view.nodes) if node.name in wanted), None)
         if place is not None:
