@@ -23,7 +23,7 @@ NOT_REPRESENTATIVE = "not representative of the target"
 # Units of fixed precision; what may be of any size is written to five digits.
 _TWO_PLACES = ("%", "dB")
 _SIGN = re.compile(r"(?<![\w.])-(?=[\d.])")
-_ARROWS = {"up": "▲", "down": "▼", "": ""}
+_ARROWS = {("up", "better"): "▲", ("down", "worse"): "▼"}
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class Change:
         significant: whether it is more than chance; None: not known.
         interval: where the change is, such as "95 % CI: -1.10 to +0.20 points"; "" where nobody knows.
         cautious: whether it counts as better or worse only if it is known to be significant.
+        is_signed: whether the words are a figure with its sign, and say no more.
     """
 
     words: str
@@ -45,6 +46,7 @@ class Change:
     significant: bool | None = None
     interval: str = ""
     cautious: bool = False
+    is_signed: bool = False
 
     @property
     def tone(self) -> ChangeTone:
@@ -62,8 +64,16 @@ class Change:
 
     @property
     def arrow(self) -> str:
-        """Up or down as the figure has moved, so that colour is not the only sign; "" for no change."""
-        return _ARROWS[self.moved]
+        """Up for a figure that rose to the better, down for one that fell to the worse; "" for all others.
+
+        Where less is better an arrow could be read either way: "2.25x slower" and "73.4 % smaller" need none.
+        """
+        return _ARROWS.get((self.moved, self.direction), "")
+
+    @property
+    def needs_judgement(self) -> bool:
+        """True if neither the words nor an arrow tell whether it is for the better."""
+        return self.is_signed and self.direction != "same" and not self.arrow
 
     @property
     def told(self) -> str:
@@ -126,6 +136,7 @@ def metric_change(
         "up" if value > 0 else "down",
         significant,
         interval,
+        is_signed=True,
     )
 
 
@@ -142,14 +153,22 @@ def change_of(metric: MetricFigures) -> Change:
 
 
 def outlined_change(
-    before: float | None, after: float | None, drop: float | None, unit: str, significant: bool | None = None
+    before: float | None, after: float | None, drop: float | None, unit: str, interval: Interval | None = None
 ) -> Change:
-    """The change of a metric in lists of jobs, which keep both values and the drop, not the better direction."""
+    """The change of a metric in lists of jobs, which keep both values and the drop, not the better direction.
+
+    Args:
+        before: value of the float model.
+        after: value of the quantized one.
+        drop: change for the worse.
+        unit: of the metric.
+        interval: where the drop is.
+    """
     if drop is None:
         return _UNDEFINED
     falls = before is None or after is None or (after < before) == (drop > 0)
-    change = metric_change(drop, unit, better="higher" if falls else "lower")
-    return replace(change, significant=significant, cautious=True)
+    change = metric_change(drop, unit, better="higher" if falls else "lower", drop_interval=interval)
+    return replace(change, cautious=True)
 
 
 def interval_words(change: Interval | None, unit: str) -> str:

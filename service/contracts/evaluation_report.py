@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import Field
 
 from service.contracts.base import Contract
 from service.contracts.brief import Brief, Row
-from service.contracts.changes import metric_change
+from service.contracts.changes import Change, metric_change, outlined_change
 from service.contracts.dataset import PreprocessingSpec
 from service.contracts.errors import FieldProblem, InvalidConfigError
 from service.contracts.evaluation import AGREEMENT, EvaluationSpec
@@ -189,9 +190,17 @@ class OutlinedMetric(Contract):
     drop: float | None = Field(
         description="Drop compared with the float model; negative if the quantized model is better."
     )
+    drop_interval: Interval | None = Field(default=None, description="Confidence interval of the drop.")
     significant: bool | None = Field(
         default=None, description="Whether the change is more than chance; null: not tested."
     )
+    samples: int | None = Field(default=None, description="Number of samples; null: those of the report.")
+
+    @property
+    def change(self) -> Change:
+        """From the float model to the quantized one."""
+        found = outlined_change(self.float_, self.quantized, self.drop, self.unit, self.drop_interval)
+        return replace(found, significant=self.significant)
 
     @classmethod
     def of(cls, found: MetricFigures | EvaluatedMetric, before: float | None, after: float | None) -> OutlinedMetric:
@@ -204,7 +213,9 @@ class OutlinedMetric(Contract):
                 "float": before,
                 "quantized": after,
                 "drop": found.drop,
+                "drop_interval": found.drop_interval,
                 "significant": tested.significant,
+                "samples": found.samples,
             }
         )
 
@@ -213,6 +224,10 @@ class ReportOutline(Contract):
     """Main figures of a report, for lists and comparisons."""
 
     metrics: tuple[OutlinedMetric, ...] = Field(description="The first metrics, in the order declared.")
+    samples: int | None = Field(default=None, description="Number of samples that the figures were measured on.")
+    source: Literal["evaluation", "calibration", "random"] | None = Field(
+        default=None, description="Data that the figures were measured on; random data shows nothing about accuracy."
+    )
     sqnr_db: float | None
     top1_agreement: float | None
     float_size_bytes: int | None = Field(
@@ -242,6 +257,8 @@ class ReportOutline(Contract):
             return cls._of_evaluation(report)
         return cls(
             metrics=tuple(OutlinedMetric.of(m, m.float_, m.quantized) for m in report.metrics[:_MOST_METRICS]),
+            samples=report.fidelity.samples,
+            source=report.fidelity.source,
             sqnr_db=report.fidelity.sqnr_db,
             top1_agreement=report.fidelity.top1_agreement,
             float_size_bytes=report.float_.size_bytes,
@@ -257,6 +274,8 @@ class ReportOutline(Contract):
     def _of_evaluation(cls, report: EvaluationReport) -> ReportOutline:
         return cls(
             metrics=tuple(OutlinedMetric.of(m, m.reference_value, m.value) for m in report.metrics[:_MOST_METRICS]),
+            samples=report.samples,
+            source="evaluation",
             sqnr_db=None if report.fidelity is None else report.fidelity.sqnr_db,
             top1_agreement=None if report.fidelity is None else report.fidelity.top1_agreement,
             float_size_bytes=None if report.reference is None else report.reference.size_bytes,

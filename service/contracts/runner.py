@@ -23,6 +23,8 @@ from service.contracts.metrics.base import NAME_PATTERN
 from service.contracts.model import ModelFormat, ModelSummary
 from service.contracts.report import Report
 
+# The stage whose message is the summary of the report, told while advice is still tried.
+RESULT_STAGE = "result"
 # What a job may produce beside its model and its report.
 MAX_FILES = 64
 # External data of a model above 2 GB, and what its file is called unless a task says so.

@@ -41,7 +41,10 @@ async def compare_jobs(
     job: Annotated[list[str] | None, Query(max_length=MOST_JOBS)] = None,
     baseline: Annotated[str, Query(max_length=64)] = "",
 ) -> Response:
-    """The comparison of the chosen jobs, the baseline first; with fewer than two, a page to choose them on."""
+    """The comparison of the chosen jobs, the baseline first; with fewer than two, a page to choose them on.
+
+    Unless one is chosen, the baseline is the job that another was made from, or else the oldest.
+    """
     asked = list(dict.fromkeys(one for one in (baseline, *(job or [])) if one))
     if len(asked) < 2:
         query = JobQuery(state="succeeded")
@@ -55,9 +58,18 @@ async def compare_jobs(
             f"A comparison has at most {MOST_JOBS} jobs, and an ID at most 64 characters.", query="job"
         )
     tenant_id = principal.tenant_id
+    if not baseline:
+        asked = await app.reads.run(lambda: _oldest_first(app, tenant_id, asked))
     found = await app.heavy.run(lambda: service.compare(app, tenant_id, asked, most_flips=_FLIPS))
     datasets = await app.reads.run(lambda: _datasets(app, tenant_id, found))
     return page(request, "compare.html.jinja", **_shown(found, datasets))
+
+
+def _oldest_first(app: AppState, tenant_id: str, job_ids: list[str]) -> list[str]:
+    """The jobs as they were made, before all the first that another of them was made from."""
+    found = sorted((jobs.get(app, tenant_id, one).job for one in job_ids), key=lambda job: (job.created_at, job.id))
+    sources = {job.cloned_from or job.retry_of for job in found}
+    return [job.id for job in sorted(found, key=lambda job: job.id not in sources)]
 
 
 def _datasets(app: AppState, tenant_id: str, found: Comparison) -> dict[str, str]:
@@ -86,7 +98,7 @@ def _shown(found: Comparison, datasets: dict[str, str]) -> dict[str, Any]:
         "letters": letters,
         "titles": titles,
         "recipe_of": compared.recipe_of,
-        "make_baseline": {one: _address([one, *(other for other in letters if other != one)]) for one in letters},
+        "make_baseline": {one: with_baseline(one, (other for other in letters if other != one)) for one in letters},
         "rows": compared.rows(found),
         "config": top,
         "algorithm_settings": below,
@@ -103,12 +115,13 @@ def _shown(found: Comparison, datasets: dict[str, str]) -> dict[str, Any]:
         "tradeoff": tradeoffs.of_jobs(
             (f"{letters[one.id]}: {titles[one.id]}", f"/jobs/{one.id}", one) for one in found.jobs
         ),
-        "csv": "/v1/compare.csv" + _address(letters),
+        "csv": "/v1/compare.csv?" + urlencode([("job", one) for one in letters]),
     }
 
 
-def _address(job_ids: Any) -> str:
-    return "?" + urlencode([("job", one) for one in job_ids])
+def with_baseline(baseline: str, others: Iterable[str]) -> str:
+    """The query that compares jobs with this one."""
+    return "?" + urlencode([("baseline", baseline), *(("job", one) for one in others)])
 
 
 def _short(value: Any) -> str:

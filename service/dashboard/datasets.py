@@ -153,7 +153,8 @@ def _class_words(found: ClassCounts, summary: DatasetSummary) -> str:
     greatest = None if summary.labels is None else summary.labels.maximum
     absent = 0 if greatest is None else greatest + 1 - found.distinct
     if absent > 0:
-        words += f" {count(absent, 'class number')} below the greatest {'has' if absent == 1 else 'have'} no sample."
+        whole = count(absent + found.distinct, "class", "classes")
+        words += f" {absent:,} of the {whole} up to the highest label {'has' if absent == 1 else 'have'} no samples."
     return words
 
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from fastapi import Request
 from markupsafe import Markup
 from pydantic import BaseModel, ValidationError
 
-from service.contracts.changes import NOT_REPRESENTATIVE, Change, latency_change, outlined_change
+from service.contracts.changes import NOT_REPRESENTATIVE, Change, latency_change
 from service.contracts.evaluation_report import ReportOutline
 from service.contracts.surfaces import for_page
 from service.contracts.validation import field_problems
 from service.deps import AppState
 from service.jobs.schemas import JobListed
+from service.reports import verdict
 from service.reports.figures import NOTHING, figure, metric_title, shown
+from service.reports.verdict import Told
 
 _Record = TypeVar("_Record", bound=BaseModel)
 
@@ -68,14 +70,6 @@ def field_errors(error: ValidationError, model: type[BaseModel]) -> dict[str, st
 _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
 
 
-class Told(NamedTuple):
-    """How a state is shown: never by its color alone."""
-
-    mark: str
-    word: str
-    tone: str
-
-
 STATES: dict[str, Told] = {
     "queued": Told("◷", "Queued", "plain"),
     "running": Told("▶", "Running", "unsure"),
@@ -86,11 +80,7 @@ STATES: dict[str, Told] = {
     "validating": Told("◷", "Validating", "unsure"),
     "ready": Told("✔", "Ready", "good"),
     "rejected": Told("✖", "Rejected", "bad"),
-    "pass": Told("✔", "Passed", "good"),
     "passed": Told("✔", "Passed", "good"),
-    "fail": Told("✖", "Failed", "bad"),
-    "undecided": Told("?", "Undecided", "unsure"),
-    "none": Told("–", "No gate", "plain"),
     "waiting": Told("◷", "Waiting", "plain"),
     "skipped": Told("→", "Skipped", "plain"),
     "refused": Told("✖", "Refused", "bad"),
@@ -103,25 +93,30 @@ STATES: dict[str, Told] = {
 }
 
 
-_JUDGED = {
-    "fail": Told("✖", "Failed quality gate", "bad"),
-    "undecided": Told("?", "Gate undecided", "unsure"),
-    "pass": Told("✔", "Passed", "good"),
-}
-_COLLAPSED = Told("✖", "Collapsed", "bad")
-_CRITICAL = Told("✖", "Critical finding", "bad")
-_ENDED_WELL = Told("✔", "Succeeded", "plain")
+class _Outlined(Protocol):
+    """What an outcome takes of a report."""
+
+    @property
+    def collapsed(self) -> bool:
+        """Most of what the float model can do is lost."""
+
+    @property
+    def critical_findings(self) -> int:
+        """Findings for which the figures cannot be trusted."""
+
+
+def judged(word: str, figures: _Outlined | None) -> Told:
+    """What a job that has succeeded has come to, by the verdict of its report."""
+    if figures is None:
+        return verdict.outcome(word)
+    return verdict.outcome(word, collapsed=figures.collapsed, critical=figures.critical_findings > 0)
 
 
 def outcome(job: JobListed) -> Told:
     """What a job has come to: of one that has succeeded the verdict leads."""
-    if job.state != "succeeded":
+    if job.state != "succeeded" or job.verdict is None:
         return STATES[job.state]
-    if job.figures is not None and job.figures.collapsed:
-        return _COLLAPSED
-    if job.figures is not None and job.figures.critical_findings and job.verdict != "fail":
-        return _CRITICAL
-    return _JUDGED.get(job.verdict or "", _ENDED_WELL)
+    return judged(job.verdict, job.figures)
 
 
 class Moved(NamedTuple):
@@ -145,7 +140,7 @@ def changes_of(figures: ReportOutline) -> list[Moved]:
             metric_title(one.name),
             "" if one.float_ is None else figure(one.float_, one.unit),
             figure(one.quantized, one.unit),
-            outlined_change(one.float_, one.quantized, one.drop, one.unit, one.significant),
+            one.change,
         )
         for one in figures.metrics
     ]

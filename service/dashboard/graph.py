@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 from urllib.parse import quote, urlencode
@@ -162,7 +163,9 @@ async def get_graph(
 
 def _shown(graph: Known, of: GraphSources, wanted: Wanted) -> dict[str, Any]:
     view = graph.view
-    chosen = None if view is None or not wanted.node else _place(view, wanted.node)
+    chosen = None
+    if view is not None:
+        chosen = _place(view, wanted.node) if wanted.node else _worst(view, graph.layers)
     drawing = None
     if view is not None and view.nodes:
         key = (of.report.job_id, of.report.attempt, wanted.by, wanted.opened, wanted.find, wanted.qdq, chosen)
@@ -239,6 +242,22 @@ def _place(view: GraphView, key: str) -> int | None:
     if named is None and number is not None and int(number[1]) < len(view.nodes):
         return int(number[1])
     return named
+
+
+def _worst(view: GraphView, layers: Sequence[LayerFigures]) -> int | None:
+    """The node with the largest error contribution; where nothing was lost, of the lowest SQNR. None: nothing is known.
+
+    Args:
+        view: the graph.
+        layers: of the report.
+    """
+    known = [one for one in layers if one.reason is None and (one.error_percent or one.sqnr_db is not None)]
+    for layer in sorted(known, key=lambda one: (-(one.error_percent or 0.0), one.sqnr_db or 0.0)):
+        wanted = {layer.name, *layer.nodes}
+        place = next((place for place, node in enumerate(view.nodes) if node.name in wanted), None)
+        if place is not None:
+            return place
+    return None
 
 
 def _entries(graph: Known, wanted: Wanted) -> list[dict[str, Any]]:

@@ -13,7 +13,9 @@ from pydantic import BaseModel
 from service.comparison.differences import differences
 from service.contracts.config import QuantizationConfig
 from service.contracts.presets import PRESETS, find_preset
-from service.dashboard.forms import STATES, Told, latency_of, pretty
+from service.contracts.runner import RESULT_STAGE
+from service.dashboard.comparing import with_baseline
+from service.dashboard.forms import STATES, latency_of, pretty
 from service.dashboard.listing import FilterWords, one_of, one_page, pairs
 from service.dashboard.pages import PageRoute, add_act, page, see
 from service.dashboard.reproduce import commands
@@ -22,12 +24,15 @@ from service.datasets.schemas import DatasetNotFoundError
 from service.deps import AppDep, AppState, PrincipalDep
 from service.http import CursorParameter
 from service.jobs import records, service
+from service.jobs.errors import JobNotFoundError
 from service.jobs.naming import recipe
 from service.jobs.repository import JobQuery
 from service.jobs.schemas import TERMINAL, JobOut
 from service.jobs.views import job_listed, job_out
 from service.names import service as names
 from service.names.kinds import DATASETS
+from service.reports import verdict
+from service.reports.verdict import Told
 from service.tables import JobEvent
 
 _JOB_PAGE_STATES, _TAIL = 200, 120
@@ -59,10 +64,12 @@ def shown(app: AppState, tenant_id: str, job_id: str, base_url: str) -> dict[str
     return {
         "job": job,
         "stages": stages_of(job.state, told.stages),
+        "early_result": _early_result(told.stages),
         "marks": MARKS,
         "stages_attempt": told.stages[0].attempt if told.stages else job.attempt,
         "ended": job.state in TERMINAL,
         "has_report": job.figures is not None,
+        "source": _source(app, tenant_id, job),
         "last_seq": last,
         "timeline": [_change(event) for event in told.states],
         "curves": curves_of(app, tenant_id, job_id),
@@ -86,9 +93,16 @@ def stages_of(state: str, told: Sequence[JobEvent]) -> list[tuple[str, str, str]
     newest = max((event.seq for event in told), default=0)
     found = []
     for event in told:
+        if event.data["stage"] == RESULT_STAGE:
+            continue  # its message is shown by itself
         how = _LAST.get(state, "stopped") if event.seq == newest else "done"
         found.append((str(event.data["stage"]), how, _reached(event.data, ended=how == "done")))
     return found
+
+
+def _early_result(told: Sequence[JobEvent]) -> str:
+    """What the last attempt has measured, where it only tries advice by now; "" before."""
+    return next((str(event.data["message"]) for event in told if event.data["stage"] == RESULT_STAGE), "")
 
 
 def _reached(data: Mapping[str, Any], *, ended: bool) -> str:
@@ -97,6 +111,18 @@ def _reached(data: Mapping[str, Any], *, ended: bool) -> str:
     if not total or (ended and done >= total):
         return f"{done} {unit}".rstrip() if done else ""
     return "" if ended else f"{done}/{total} {unit}".rstrip()
+
+
+def _source(app: AppState, tenant_id: str, job: JobOut) -> str:
+    """The query that compares the job with the one that it was made from; "" where either has no report."""
+    source = job.cloned_from or job.retry_of
+    if source is None or job.figures is None:
+        return ""
+    try:
+        has_report = service.get(app, tenant_id, source).result is not None
+    except JobNotFoundError:
+        return ""  # it was deleted
+    return with_baseline(source, [job.id]) if has_report else ""
 
 
 def _data(app: AppState, tenant_id: str, job: JobOut) -> list[tuple[str, str, str]]:
@@ -183,7 +209,7 @@ async def list_jobs(
         jobs=[job_listed(view) for view in views],
         filters=asked.model_dump(exclude={"model_id"}),
         states=[(one, STATES[one].word) for one in _STATES],
-        verdicts=[(one, STATES[one].word) for one in _VERDICTS],
+        verdicts=[(one, verdict.outcome(one).word) for one in _VERDICTS],
         presets=[(one, one) for one in sorted(PRESETS)],
         next_query=next_query,
         choosing=True,

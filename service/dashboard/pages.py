@@ -33,6 +33,7 @@ from service.keys.schemas import KeyNeededError
 from service.principal import NO_KEY, Principal, Scope
 from service.reports import figures
 from service.reports.environment import environment_of
+from service.reports.verdict import accuracy_line
 
 # Styles and scripts of the pages: files of this package, under names that change with their content.
 
@@ -145,6 +146,8 @@ def environment() -> Environment:
         "default_name": default_name_of,
     }
     made.globals |= {
+        "judged": forms.judged,
+        "accuracy_line": accuracy_line,
         "changes_of": forms.changes_of,
         "size_change": changes.size_change,
         "quantized_ops": quantized_ops,

@@ -36,6 +36,8 @@ from service.schedules.schemas import RunOut
 from service.schedules.times import described
 from service.schedules.views import run_out, schedule_listed, schedule_out
 
+# Units of the metrics that are measured unless others are declared.
+_SHARES = {"top1": "%", "top5": "%", "top1_agreement": "%"}
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 _LIMIT, _RUNS, _WEEKS = 50, 200, 12
 _SHOWN, _FAILURES = 30, 5
@@ -76,6 +78,7 @@ def _shown(app: AppState, tenant_id: str, schedule_id: str) -> dict[str, Any]:
     outlines = jobs.outlines(app, tenant_id, [run.job_id for run in runs if run.job_id is not None])
     unit, nights = _nights(runs, outlines)
     points = [(float(k), value) for k, (_, value) in enumerate(nights, start=1)]
+    units = _SHARES | {metric.name: metric.unit for outline in outlines.values() for metric in outline.metrics}
     config = schedule.template.get("config") or {}
     methods = [step["method"] for step in config.get("algorithms", ())]
     return {
@@ -83,7 +86,7 @@ def _shown(app: AppState, tenant_id: str, schedule_id: str) -> dict[str, Any]:
         "job": schedule.template,
         "datasets": dataset_names(app, tenant_id, map(schedule.template.get, _DATASETS)),
         "recipe": recipe(config.get("preset"), methods),
-        "gate": gate_words(schedule.gate),
+        "gate": gate_words(schedule.gate, units),
         "when_words": described(schedule.cron),
         "runs": runs[:_SHOWN],
         "runs_more": max(0, len(runs) - _SHOWN),
@@ -96,16 +99,28 @@ def _shown(app: AppState, tenant_id: str, schedule_id: str) -> dict[str, Any]:
     }
 
 
-def gate_words(gate: RegressionGate) -> list[str]:
-    """The clauses of a gate, each as a sentence; none: the verdict of the job alone decides."""
-    return [_clause_words(clause, clause.baseline or gate.baseline) for clause in gate.clauses]
+def gate_words(gate: RegressionGate, units: Mapping[str, str]) -> list[str]:
+    """The clauses of a gate, each as a sentence; none: the verdict of the job alone decides.
+
+    Args:
+        gate: of a schedule.
+        units: of metrics, by name, as far as they are known.
+    """
+    return [_clause_words(clause, clause.baseline or gate.baseline, units) for clause in gate.clauses]
 
 
-def _clause_words(clause: Clause, baseline: Baseline) -> str:
+def _drop_words(value: float, unit: str) -> str:
+    """A limit as it was given: differences of percentages are points."""
+    named = ("point" if value == 1 else "points") if unit == "%" else unit
+    return f"{value:g} {named}".rstrip()
+
+
+def _clause_words(clause: Clause, baseline: Baseline, units: Mapping[str, str]) -> str:
     of = _baseline_words(baseline)
     match clause:
         case MaxDrop():
-            return f"{metric_title(clause.metric)} drops by at most {clause.max_drop:g} from {of}."
+            limit = _drop_words(clause.max_drop, units.get(clause.metric, ""))
+            return f"{metric_title(clause.metric)} drops by at most {limit} from {of}."
         case NotSignificantlyWorse():
             what = "Top-1 decisions are" if clause.metric is None else f"{metric_title(clause.metric)} is"
             return f"{what} not significantly worse than {of} (alpha {clause.alpha:g})."

@@ -184,8 +184,8 @@ def _picture(
         charts.text(root, (_LEFT - 6, y.at(value) + 4), figures.figure(value), anchor="end")
     for cost in sorted({min(costs), max(costs)}):
         charts.text(root, (x.at(cost), _BOTTOM + 16), written(cost), anchor="middle")
-    charts.text(root, ((_LEFT + _RIGHT) / 2, _HEIGHT - 18), f"{across} (lower is better) →", anchor="middle")
-    better = "↑ higher is better" if measure.higher else "↑ lower is better"
+    charts.text(root, ((_LEFT + _RIGHT) / 2, _HEIGHT - 18), f"{across} (lower is better)", anchor="middle")
+    better = "higher is better" if measure.higher else "lower is better"
     charts.text(root, (4, _HEIGHT - 3), f"{measure.axis} ({better})")
     if limit is not None:
         charts.line(root, (_LEFT, y.at(limit)), (_RIGHT, y.at(limit)), "limit")

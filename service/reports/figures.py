@@ -8,7 +8,7 @@ from service.contracts import changes
 
 NOTHING = "–"
 _KIB = 1024
-_MINUTE = 60.0
+_MINUTE, _WHOLE_FROM = 60, 10
 _TWO_PLACES = ("%", "dB", "points", "×")
 _TENTH_OF_A_MS = 0.1
 
@@ -52,8 +52,11 @@ def milliseconds(value: float | None, beside: float | None = None) -> str:
 
 
 def seconds(value: float) -> str:
-    """Seconds; long times in minutes."""
-    return f"{value:.2f} s" if value < _MINUTE else f"{int(value // _MINUTE)} min {value % _MINUTE:.0f} s"
+    """Seconds, of long times whole ones; from a minute on in minutes."""
+    whole = round(value)
+    if whole >= _MINUTE:
+        return f"{whole // _MINUTE} min {whole % _MINUTE} s"
+    return f"{whole} s" if value >= _WHOLE_FROM else f"{value:.1f} s" if value >= 1 else f"{value:.2f} s"
 
 
 def percent(value: float | None, digits: int = 1) -> str:

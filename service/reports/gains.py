@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from service.contracts.changes import (
     Change,
@@ -33,7 +33,7 @@ class Card:
         before, after: of the float and the quantized model; empty where there is no pair.
         change: the figure that matters, in words.
         tone: its colour.
-        arrow: up or down as the figure has moved; empty for neither.
+        arrow: up for the better, down for the worse; empty where the words tell it.
         sentences: what the figure rests on.
     """
 
@@ -101,12 +101,16 @@ def _significance(change: Change) -> str:
 
 
 def _card(title: str, before: str, after: str, change: Change, sentences: list[str]) -> Card:
-    return Card(title, before, after, change.words, change.tone, change.arrow, tuple(sentences))
+    judgement = change.judgement if change.needs_judgement else ""
+    words = f"{change.words} ({judgement})" if judgement else change.words
+    return Card(title, before, after, words, change.tone, change.arrow, tuple(sentences))
 
 
 def _accuracy(report: Report) -> Card:
     if report.metrics:
-        return metric_card(report.metrics[0], report.fidelity.samples)
+        card = metric_card(report.metrics[0], report.fidelity.samples)
+        own_data = report.fidelity.source == "evaluation"
+        return card if own_data else replace(card, sentences=(f"Measured on {source_words(report)}.", *card.sentences))
     told = "No labels: accuracy is not measured; agreement with the float model is."
     return Card("Accuracy", "", "", "not measured", "unsure", "", (told,))
 
@@ -153,9 +157,7 @@ def _agreement(report: Report) -> Card:
     if agreement is not None and interval is not None:
         told.append(f"{interval_words(interval, '%')}.")
     if fidelity.sqnr_db is not None:
-        parts = 10.0 ** (min(max(fidelity.sqnr_db, -100.0), 100.0) / 10.0)
-        of = f"1 part in {parts:,.0f}" if parts >= 2 else f"{100 / parts:,.0f} %"
-        told.append(f"SQNR {figure(fidelity.sqnr_db, 'dB')}: the error power is {of} of the output power.")
+        told.append(f"SQNR {figure(fidelity.sqnr_db, 'dB')}.")
         if fidelity.sqnr_interval_db is not None:
             told.append(f"{interval_words(fidelity.sqnr_interval_db, 'dB')}.")
     told.append(f"Measured on {source_words(report)}.")

@@ -1,32 +1,85 @@
-"""The verdict and the conditions of the gate in words; which layer and cause to blame, and what to try first."""
+"""What a job has come to and the conditions of its gate in words; which layer and cause to blame, what to try first."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from service.contracts import changes
 from service.contracts.changes import Better
 from service.contracts.evaluation import AGREEMENT
-from service.contracts.evaluation_report import EvaluationReport
+from service.contracts.evaluation_report import EvaluationReport, ReportOutline
 from service.contracts.report import Advice, Cause, CausePlace, GateClause, Interval, Report, contributing_layers
 from service.contracts.report.figures import SANITY
 from service.reports.figures import NOTHING, count, difference, figure, metric_title, name, percent, size, times
 
 Tone = Literal["good", "bad", "unsure", "plain"]
-_WORDS: dict[str, tuple[str, str, Tone]] = {
-    "pass": ("PASS", "✔", "good"),
-    "fail": ("FAIL", "✖", "bad"),
-    "undecided": ("UNDECIDED", "?", "unsure"),
-    "none": ("NO VERDICT", "–", "plain"),
+
+
+class Told(NamedTuple):
+    """How a state is shown: never by its color alone."""
+
+    mark: str
+    word: str
+    tone: Tone
+
+
+# The one table of what a job that has succeeded has come to, for reports, pages and the command line.
+_OUTCOMES: dict[str, Told] = {
+    "pass": Told("✔", "Gate passed", "good"),
+    "fail": Told("✖", "Gate failed", "bad"),
+    "undecided": Told("?", "Gate undecided", "unsure"),
+    "none": Told("✔", "Succeeded, no gate", "plain"),
 }
+_COLLAPSED = Told("✖", "Collapsed", "bad")
+_CRITICAL = Told("✖", "Critical finding", "bad")
 _RESULTS: dict[bool | None, tuple[str, str, Tone]] = {
     True: ("passed", "✔", "good"),
     False: ("failed", "✖", "bad"),
     None: ("undecided", "?", "unsure"),
 }
 _BUDGET = "budget."
-_NO_GATE = "No gate is set, so there is no verdict. Set conditions under evaluation.gate to get one."
+_NO_GATE = "No gate is set."
+_SOURCES = {
+    "evaluation": "",
+    "calibration": " of the calibration data",
+    "random": " of random data, which shows nothing about accuracy",
+}
+
+
+def outcome(verdict: str, *, collapsed: bool = False, critical: bool = False) -> Told:
+    """What a job that has succeeded has come to.
+
+    Args:
+        verdict: of its report.
+        collapsed: the sanity check has failed.
+        critical: there is a finding for which its figures cannot be trusted.
+    """
+    if collapsed:
+        return _COLLAPSED
+    return _CRITICAL if critical and verdict != "fail" else _OUTCOMES[verdict]
+
+
+def accuracy_line(figures: ReportOutline) -> str:
+    """The first metric of both models, its change with the interval, and the samples that it rests on."""
+    if figures.source == "random":
+        return "Accuracy not measured: random data shows nothing about accuracy."
+    if not figures.metrics:
+        fact = f"top-1 agreement {percent(figures.top1_agreement, 2)}"
+        if figures.top1_agreement is None:
+            fact = f"output SQNR {figure(figures.sqnr_db, 'dB')}"
+        return f"Accuracy not measured: no labels; {fact}{_on_samples(figures.samples, figures.source)}."
+    first = figures.metrics[0]
+    change = first.change
+    both = (figure(first.float_, first.unit), figure(first.quantized, first.unit))
+    told = f"{metric_title(first.name)} {both[1] if first.float_ is None else ' → '.join(both)}"
+    if first.drop is not None:
+        told += f", {change.words}{f' ({change.interval})' if change.interval else ''}"
+    return f"{told}{_on_samples(first.samples or figures.samples, figures.source)}"
+
+
+def _on_samples(samples: int | None, source: str | None) -> str:
+    return "" if samples is None else f", {count(samples, 'sample')}{_SOURCES[source or 'evaluation']}"
 
 
 @dataclass(frozen=True)
@@ -38,6 +91,7 @@ class Headline:
     tone: Tone
     sentence: str
     alarm: str | None
+    is_accuracy: bool  # the sentence is that of ``accuracy_line``
 
 
 @dataclass(frozen=True)
@@ -88,21 +142,21 @@ class Blame:
 
 def headline(report: Report) -> Headline:
     """The verdict with its reason in one sentence; ``alarm``: what has to be read before any figure."""
-    word, mark, tone = _WORDS[report.verdict]
-    critical = sum(1 for finding in report.findings if finding.severity == "critical")
-    alarms, sentence = [], _decided(report)
+    outline = ReportOutline.of(report)
+    mark, word, tone = outcome(report.verdict, collapsed=outline.collapsed, critical=outline.critical_findings > 0)
+    critical = outline.critical_findings
+    alarms, sentence = [], _decided(report, outline)
     collapsed = next((one.why for one in report.gate if one.clause == SANITY and one.holds is not True), None)
     if collapsed and all(clause.is_collapse for clause in report.gate):
         # nobody has set a condition that could have failed
-        word, sentence = "Collapsed", _sentence(collapsed.removeprefix("collapsed: "))
+        sentence = _sentence(collapsed.removeprefix("collapsed: "))
     elif collapsed:
         alarms.append(f"{collapsed[:1].upper()}{collapsed[1:]}.")
     if critical:
-        alarms.append(
-            f"{count(critical, 'critical finding')}: fix {'it' if critical == 1 else 'them'} before you use the model "
-            "or its figures."
-        )
-    return Headline(word, mark, tone, sentence, " ".join(alarms) or None)
+        them = "the critical finding" if critical == 1 else f"the {critical} critical findings"
+        alarms.append(f"Fix {them} before you use the model or its figures.")
+    is_accuracy = report.verdict == "none" and not outline.critical_findings
+    return Headline(word, mark, tone, sentence, " ".join(alarms) or None, is_accuracy)
 
 
 def blame(report: Report) -> Blame | None:
@@ -161,9 +215,9 @@ def interval_words(interval: Interval | None, unit: str) -> str:
     return f"{interval.confidence * 100:g} % CI: {low} to {high}"
 
 
-def _decided(report: Report) -> str:
-    if not report.gate:
-        return _NO_GATE
+def _decided(report: Report, outline: ReportOutline) -> str:
+    if report.verdict == "none":
+        return _NO_GATE if outline.critical_findings else accuracy_line(outline)
     broken = sum(1 for clause in report.gate if clause.holds is False)
     open_ones = sum(1 for clause in report.gate if clause.holds is None)
     total = count(len(report.gate), "condition")

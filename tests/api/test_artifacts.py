@@ -237,9 +237,9 @@ def test_there_is_none_before_the_job_has_succeeded(front: Front) -> None:
 def test_reports_of_other_versions_are_rendered_or_refused_with_a_hint(front: Front) -> None:
     job_id = front.succeeded_job()
     _store(front, job_id, {**make_report("pass").to_json_dict(), "schema_version": 1})
-    assert "PASS" in front.http.get(path_of(job_id, "html")).text
+    assert "Gate passed" in front.http.get(path_of(job_id, "html")).text
     _store(front, job_id, {**make_report("pass").to_json_dict(), "of_a_later_version": {}})
-    assert "PASS" in front.http.get(path_of(job_id, "html")).text
+    assert "Gate passed" in front.http.get(path_of(job_id, "html")).text
     _store(front, job_id, {**make_report().to_json_dict(), "schema_version": 99})
     for form in FORMS:
         told = problem(front.http.get(path_of(job_id, form)), 500, "report-not-renderable")

@@ -51,7 +51,7 @@ def test_from_files_to_results_without_naming_the_service_again(quantmill, there
         "--wait", "--timeout", PATIENCE_SECONDS, **there, code=0,
     )  # fmt: skip
     job_id, _, rest = done.stdout.partition("\n")
-    assert "(no gate set)" in rest
+    assert "Succeeded, no gate: " in rest
     shown = json.loads(quantmill("jobs", "show", job_id, "--json", **there).stdout)
     assert (shown["name"], shown["labels"], shown["priority"]) == ("nightly", {"build": "7", "branch": "a=b"}, 3)
     assert shown["state"] == "succeeded"

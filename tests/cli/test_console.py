@@ -76,8 +76,8 @@ def test_no_color_is_honoured(monkeypatch):
         console = Console(file=io.StringIO(), force_terminal=True, width=100, highlight=False)
         print_summary(report, console)
         shown[name] = text(console)
-    assert "\x1b[1;31mFAIL: " in shown["colour"]
-    assert "[31m" not in shown["none"] and "FAIL: " in shown["none"]
+    assert "\x1b[1;31mGate failed: " in shown["colour"]
+    assert "[31m" not in shown["none"] and "Gate failed: " in shown["none"]
 
 
 def test_a_log_gets_a_line_now_and_then():
@@ -180,7 +180,7 @@ def test_a_report_groups_what_was_left_in_float_by_reason():
     assert "-0.50 points" in shown
     assert "75.0 % smaller" in shown
     assert "2.00x faster" in shown
-    assert "FAIL: " in shown
+    assert "Gate failed: " in shown
 
 
 def test_metrics_are_shown_in_their_units():
@@ -192,7 +192,7 @@ def test_metrics_are_shown_in_their_units():
     print_report(Report.model_validate(report), console)
     rows = rows_of(text(console))
     assert "top1 (%) 90.00 89.50 -0.50 points ▼" in rows
-    assert "rmse 1.25 1.5 +0.25 ▲" in rows
+    assert "rmse 1.25 1.5 +0.25 (worse)" in rows
     assert "psnr (dB) - 31.50 not defined" in rows
 
 
@@ -236,10 +236,10 @@ def test_a_summary_is_five_lines(tmp_path):
     console = Console(file=io.StringIO(), width=300, highlight=False)
     print_summary(lossy(), console, report_path=tmp_path / "r.json")
     assert [line.rstrip() for line in text(console).splitlines()] == [
-        "FAIL: 1 of 2 conditions of the gate failed. Output SQNR is at least 20.00 dB; measured 12.50 dB.",
+        "Gate failed: 1 of 2 conditions of the gate failed. Output SQNR is at least 20.00 dB; measured 12.50 dB.",
         "accuracy  Top-1 accuracy 90.00 % -> 89.50 %, -0.50 points ▼",
-        "size      3.91 KiB -> 1000 B, 75.0 % smaller ▼",
-        "latency   1.00 ms -> 0.50 ms, 2.00x faster ▼",
+        "size      3.91 KiB -> 1000 B, 75.0 % smaller",
+        "latency   1.00 ms -> 0.50 ms, 2.00x faster",
         "look at   conv (Conv): 61 % of all error, activations are clipped. Try: Use AdaRound. "
         f"Apply it with `quantmill apply-advice {tmp_path}/r.json --output config.json`.",
     ]
@@ -253,7 +253,7 @@ def test_a_summary_begins_with_what_makes_its_figures_worthless():
     print_summary(make_report("pass").model_copy(update={"findings": (found, minor, *more), "metrics": ()}), console)
     lines = text(console).splitlines()
     assert lines[:2] == ["critical[random-data]: random data", "  hint: Give data."]
-    assert lines[2].startswith("PASS: 1 critical finding: fix it before you use the model")
+    assert lines[2].startswith("Critical finding: Fix the critical finding before you use the model")
     assert lines[3] == "accuracy  not measured (no labels); top-1 agreement 99.00 % on calibration data"
     assert lines[-4:] == [
         "warning[minor]: few samples", "warning[more-0]: few samples", "warning[more-1]: few samples",
@@ -319,9 +319,9 @@ def test_the_change_and_each_condition_of_an_evaluation_are_told() -> None:
     lines = rows_of(evaluation())
     change = "-0.50 points ▼ (not significant) (95 % CI: -1.10 to +0.10 points), p 0.031"
     assert f"top1 (%) 90.00 89.50 {change}" in lines
-    assert "size 4.00 KiB 1.00 KiB 75.0 % smaller ▼" in lines
-    assert "latency 2.00 ms 1.00 ms 2.00x faster ▼" in lines
-    at = lines.index("verdict fail")
+    assert "size 4.00 KiB 1.00 KiB 75.0 % smaller" in lines
+    assert "latency 2.00 ms 1.00 ms 2.00x faster" in lines
+    at = lines.index("result Gate failed")
     assert lines[at + 1 :] == [
         "passed: Largest accuracy drop: Top-1 accuracy, 1.00 points; measured -0.50 points.",
         "failed: Output SQNR is at least 20.00 dB; measured 12.50 dB.",
@@ -330,11 +330,11 @@ def test_the_change_and_each_condition_of_an_evaluation_are_told() -> None:
     ]
 
 
-@pytest.mark.parametrize("verdict", ["none", "pass"])
-def test_without_a_reference_nothing_is_compared(verdict: str) -> None:
+@pytest.mark.parametrize(("verdict", "word"), [("none", "Succeeded, no gate"), ("pass", "Gate passed")])
+def test_without_a_reference_nothing_is_compared(verdict: str, word: str) -> None:
     told = evaluation(reference=None, gate=[], verdict=verdict)
     assert "change" not in told
-    assert rows_of(told)[-1] == f"verdict {verdict}"
+    assert rows_of(told)[-1] == f"result {word}"
 
 
 def test_without_a_gate_a_summary_begins_with_the_change_of_accuracy():
@@ -342,13 +342,17 @@ def test_without_a_gate_a_summary_begins_with_the_change_of_accuracy():
     (metric,) = report.metrics
     unsure = metric.model_copy(update={"drop_interval": Interval(low=-0.5, high=1.5, method="mcnemar", samples=200)})
     for metrics, told in (
-        ((metric,), "Top-1 accuracy -0.50 points (no gate set)"),
-        ((unsure,), "no significant change of accuracy (no gate set)"),
-        ((), "accuracy not measured (no gate set)"),
+        ((metric,), "Top-1 accuracy 90.00 % → 89.50 %, -0.50 points, 32 samples of the calibration data"),
+        (
+            (unsure,),
+            "Top-1 accuracy 90.00 % → 89.50 %, -0.50 points (95 % CI: -1.50 to +0.50 points), "
+            "32 samples of the calibration data",
+        ),
+        ((), "Accuracy not measured: no labels; top-1 agreement 99.00 %, 32 samples of the calibration data."),
     ):
         console = plain()
         print_summary(report.model_copy(update={"metrics": metrics}), console)
-        assert text(console).splitlines()[0] == f"DONE: {told}"
+        assert text(console).splitlines()[0] == f"Succeeded, no gate: {told}"
 
 
 @each(
@@ -361,13 +365,13 @@ def test_a_finding_that_allows_no_verdict_is_as_undecided(verdict, undermines, c
     assert GATE_EXITS.get(judged(report)) == code
 
 
-@each(("verdict", "told"), [("none", "critical finding: top1 "), ("pass", "pass, critical finding: top1 ")])
+@each(("verdict", "told"), [("none", "Critical finding: top1 "), ("pass", "Critical finding: top1 ")])
 def test_a_list_of_jobs_names_a_critical_finding(verdict, told):
     found = Finding(code="float-at-chance", severity="critical", message="-")
     report = make_report(verdict)
     outline = ReportOutline.of(report.model_copy(update={"findings": (found,)}))
     assert views._outcome(verdict, outline).startswith(told)
-    assert "critical" not in views._outcome(verdict, ReportOutline.of(report))
+    assert "Critical" not in views._outcome(verdict, ReportOutline.of(report))
 
 
 @each("command", [("jobs", "list"), ("inspect", "m.onnx")])

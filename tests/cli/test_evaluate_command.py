@@ -35,7 +35,7 @@ def test_a_failed_gate_is_an_exit_code(quantmill, tiny: Tiny, tmp_path) -> None:
     failing = ("--config", recipe(tmp_path, {"max_size_bytes": 1}))
     done = quantmill(*given, *failing, code=0)
     assert json.loads(done.stdout)["verdict"] == "fail"
-    assert "verdict   fail" in done.stderr
+    assert "result    Gate failed" in done.stderr
     assert "  failed: The quantized file is at most 1 B (1 bytes); measured " in done.stderr
     assert quantmill(*given, *failing, "--fail-on-gate").returncode == 3
     refused = quantmill(*given, "--config", recipe(tmp_path, {"min_sqnr_db": 20}), code=1)

@@ -103,7 +103,7 @@ def test_quantize_and_evaluate_measure_declared_metrics(quantmill, tiny, tmp_pat
     report = Report.model_validate_json((tmp_path / "r.json").read_text())
     assert 100 * report.quantized.metrics["mine"] == pytest.approx(report.quantized.metrics["top1"], abs=1e-3)
     assert report.verdict == "fail"
-    assert "FAIL: 1 of 1 condition of the gate failed. l2 is at most 1e-09; measured " in done.stdout
+    assert "Gate failed: 1 of 1 condition of the gate failed. l2 is at most 1e-09; measured " in done.stdout
     done = quantmill("evaluate", "q.onnx", "--evaluation", tiny.evaluation, "--config", path, "--reference", tiny.model)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["model"]["metrics"] == report.quantized.metrics

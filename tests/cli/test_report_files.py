@@ -58,10 +58,10 @@ def test_a_report_that_is_there_is_rendered(quantmill, tmp_path):
     (tmp_path / "r.json").write_text(json.dumps(report.to_json_dict()))
     done = quantmill("report", "r.json", *OPTIONS, code=0)
     check_files(tmp_path, report)
-    assert "FAIL: " in done.stdout
+    assert "Gate failed: " in done.stdout
     (tmp_path / "old.json").write_text(json.dumps(OLD))
     assert quantmill("report", "old.json", "--html", "old.html").returncode == 0
-    assert "PASS" in (tmp_path / "old.html").read_text()
+    assert "Gate passed" in (tmp_path / "old.html").read_text()
 
 
 @pytest.mark.parametrize("text", ["{}", "no json", '{"schema_version": 99}'])

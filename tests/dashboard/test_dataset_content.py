@@ -85,7 +85,7 @@ def test_classes_without_names_and_without_samples(sqlite_front: Front) -> None:
     labels = LabelSummary(array="labels", count=9, minimum=0, maximum=5, dtype="int64", shape=(9,))
     profile = DataProfile(classes=class_counts(5, 4))
     text = part(shown(sqlite_front, with_profile(profile, labels=labels)), "classes")
-    assert "4 class numbers below the greatest have no sample." in text
+    assert "4 of the 6 classes up to the highest label have no samples." in text
     assert figures(text) == [["0", "5"], ["1", "4"]]
 
 

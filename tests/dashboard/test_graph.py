@@ -93,11 +93,11 @@ def test_boxes_are_links_with_their_figure_as_text_and_as_colour(sqlite_front: F
         ["Conv", "–", "/shape"],
     ]
     kinds = [box.get("class") for box in found]
-    assert kinds == ["box sqnr-1", "box sqnr-1", "box sqnr-2", "box left", "box unknown"]
+    assert kinds == ["box sqnr-1 chosen", "box sqnr-1", "box sqnr-2", "box left", "box unknown"]
     assert found[0].get("href") == "?node=%2Ffeatures%2F0#node"
     text = page(sqlite_front, full, by="precision")
     first = boxes(text)[0]
-    assert (words(first)[1], first.get("class")) == ("int8/uint8", "box bits-8")
+    assert (words(first)[1], first.get("class")) == ("int8/uint8", "box bits-8 chosen")
     assert first.get("href") == "?by=precision&node=%2Ffeatures%2F0#node"
     assert "8 bits" in text
     assert sqlite_front.http.get(f"/jobs/{full}/graph?by=color").status_code == 422
@@ -196,11 +196,11 @@ def test_links_lead_to_nodes_of_any_name(sqlite_front: Front) -> None:
 def test_two_thousand_nodes_are_drawn_as_groups_that_open(sqlite_front: Front) -> None:
     job_id, names = large_job(sqlite_front, 2000)
     found = boxes(page(sqlite_front, job_id))
-    assert len(found) == 200
-    assert words(found[1]) == ["▸ 10 nodes", "worst 0.5 dB", "layer.0.block.1"]
-    assert found[1].get("href") == "?open=10-20#graph"
+    assert len(found) == 209, "the group of the worst node is open"
+    assert words(found[10]) == ["▸ 10 nodes", "worst 0.5 dB", "layer.0.block.1"]
+    assert found[10].get("href") == "?open=10-20#graph"
     opened = page(sqlite_front, job_id, open=["10-20", "30-40"], page=20)
-    assert len(boxes(opened)) == 218
+    assert len(boxes(opened)) == 227
     assert "Close" in opened and "1901 to 2000 of 2000" in opened
     chosen = page(sqlite_front, job_id, node=names[1234])
     assert len(boxes(chosen)) == 209 and "61.70 dB" in chosen

@@ -106,7 +106,7 @@ def test_a_collapse_and_a_failed_gate_lead_wherever_a_job_is_shown(sqlite_front:
     document = make_report().to_json_dict()
     broken = {"clause": "max_drop", "metric": "top1", "wanted": 1.0, "got": 5.0, "holds": False}
     lost = {"clause": "sanity", "metric": "top1", "wanted": 50.0, "got": 2.0, "holds": False, "why": "near chance"}
-    for clause, told in ((broken, "Failed quality gate"), (lost, "Collapsed")):
+    for clause, told in ((broken, "Gate failed"), (lost, "Collapsed")):
         report = Report.model_validate({**document, "verdict": "fail", "gate": [clause]})
         job_id = sqlite_front.new_job()
         sqlite_front.finish(job_id, QuantizeOutcome(report, ()))
@@ -115,6 +115,16 @@ def test_a_collapse_and_a_failed_gate_lead_wherever_a_job_is_shown(sqlite_front:
                 path
             )
         assert "succeeded in" in shown(sqlite_front, f"/jobs/{job_id}"), "the state keeps its name"
+
+
+def test_the_first_figure_says_that_it_is_of_the_calibration_data(sqlite_front: Front) -> None:
+    job_id = sqlite_front.new_job()
+    sqlite_front.finish(job_id, QuantizeOutcome(make_report("none").model_copy(update={"gate": ()}), ()))
+    text = shown(sqlite_front, f"/jobs/{job_id}")
+    assert "Succeeded, no gate" in text
+    line = "90.00 % → 89.50 %, \N{MINUS SIGN}0.50 points, 32 samples of the calibration data"
+    assert line in text and line in shown(sqlite_front, f"/jobs/{job_id}/report")
+    assert "on the calibration data" in text.split('<dl class="tiles">')[1].split("</div>")[0]
 
 
 @each(("low", "tone"), [(0.1, "bad"), (-0.1, "unsure"), (None, "plain")])
@@ -142,7 +152,7 @@ def test_a_critical_finding_leads_unless_the_gate_failed(sqlite_front: Front, ve
     document = {**make_report().to_json_dict(), "verdict": verdict, "findings": [finding, mild]}
     job_id = sqlite_front.new_job()
     sqlite_front.finish(job_id, QuantizeOutcome(Report.model_validate(document), ()))
-    word = "Failed quality gate" if verdict == "fail" else "Critical finding"
+    word = "Gate failed" if verdict == "fail" else "Critical finding"
     for path in ("/", "/jobs", f"/jobs/{job_id}", f"/jobs/{job_id}/report"):
         badge = f'<span class="state bad"><span aria-hidden="true">✖</span> {word}'
         assert badge in shown(sqlite_front, path), path
@@ -165,6 +175,22 @@ def test_a_job_that_runs_shows_how_far_it_is(sqlite_front: Front) -> None:
     part = shown(sqlite_front, f"/jobs/{job_id}/curves")
     assert text.count("<svg") == part.count("<svg") == 2
     assert 'id="live"' in part
+
+
+def test_a_result_is_shown_while_advice_is_tried(sqlite_front: Front) -> None:
+    job_id = sqlite_front.new_job()
+    attempt = sqlite_front.claim(job_id).attempt
+    path = f"/jobs/{job_id}"
+    assert re.search(r'id="early" hidden', shown(sqlite_front, path))
+    for line in (
+        ProgressLine(stage="result", message="top1 90.00 -> 89.50 %, latency 1.80x faster."),
+        ProgressLine(stage="advice", done=1, total=3, unit="trials"),
+    ):
+        with sqlite_front.app.database.write() as session:
+            assert transitions.record_progress(session, job_id, attempt, line)
+    text = shown(sqlite_front, path)
+    assert re.search(r'id="early"><h2>Result ready, trying advice</h2><p>top1 90.00 -&gt; 89.50 %', text)
+    assert STAGE.findall(text) == [("now", "advice", "1/3 trials")]
 
 
 def test_stages_stand_in_the_order_in_which_the_job_came_to_them(sqlite_front: Front) -> None:

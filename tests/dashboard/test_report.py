@@ -57,7 +57,7 @@ def test_the_page_shows_the_sections_and_more(sqlite_front: Front) -> None:
     job_id = job_with(sqlite_front, full_report())
     page = page_of(sqlite_front, job_id)
     for fact in (
-        "FAIL", "Findings", "Output SQNR by algorithm", "top1 by algorithm", "+2.50 dB", "+1.00 points",
+        "Gate failed", "Findings", "Output SQNR by algorithm", "top1 by algorithm", "+2.50 dB", "+1.00 points",
         "Bit widths", "weights int8", "clips below", "Find a layer",
         "The job stores no results per sample", "Create link", "softmax-range",
         "Largest error contribution", "Cause: ", "(91.5 % of all error)", "Try first",

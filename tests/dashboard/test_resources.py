@@ -21,7 +21,7 @@ from tests.dashboard.form_of import Form
 from tests.dashboard.test_new_job import nouns
 from tests.support.batches import fail, grid_body, job_of, submitted, succeed
 from tests.support.filled import searching
-from tests.support.front import Front
+from tests.support.front import Front, make_report
 from tests.support.reports import search_document
 
 
@@ -155,17 +155,22 @@ def test_an_inspection_is_asked_for_and_jobs_are_compared(sqlite_front: Front) -
     assert "for qnn" in page and 'http-equiv="refresh"' in page
     first, second = sqlite_front.succeeded_job(), sqlite_front.succeeded_job()
     assert "Compare jobs" in shown(sqlite_front, f"/compare?job={first}")
-    page = shown(sqlite_front, f"/compare?job={first}&job={second}")
+    page = shown(sqlite_front, f"/compare?job={second}&job={first}")
     assert f"/v1/compare.csv?job={first}&amp;job={second}" in page
     assert "B against A" in page and "same" in page and '<svg class="chart"' in page
-    assert page.index(f"/jobs/{first}") < page.index(f"/jobs/{second}"), "in the order of the query"
-    turned = f"/compare?job={second}&job={first}"
+    assert page.index(f"/jobs/{first}") < page.index(f"/jobs/{second}"), "the oldest is the baseline"
+    turned = f"/compare?baseline={second}&job={first}"
     assert turned.replace("&", "&amp;") in page
     page = shown(sqlite_front, turned)
     assert page.index(f"/jobs/{second}") < page.index(f"/jobs/{first}")
     assert shown(sqlite_front, f"/compare?job={first}&job={second}&baseline={second}") == page
     chooser = shown(sqlite_front, f"/compare?job={first}")
-    assert re.findall(r'name="(\w+)" value="(\w+)"[^>]* checked', chooser) == [("job", first), ("baseline", first)]
+    again = sqlite_front.http.post(f"/v1/jobs/{second}/retry").json()["id"]
+    sqlite_front.finish(again, QuantizeOutcome(make_report(), ()))
+    assert f"/compare?baseline={second}&amp;job={again}" in shown(sqlite_front, f"/jobs/{again}")
+    page = shown(sqlite_front, f"/compare?job={first}&job={again}&job={second}")
+    assert page.index(f"/jobs/{second}") < page.index(f"/jobs/{first}"), "the source of another is the baseline"
+    assert re.findall(r'name="(\w+)" value="(\w+)"[^>]* checked', chooser) == [("job", first)]
 
 
 def test_a_batch_shows_its_members_and_the_front_as_it_grows(sqlite_front: Front) -> None:

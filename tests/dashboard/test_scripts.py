@@ -52,14 +52,13 @@ def test_buttons_and_keys_zoom_alike(open_page: Open, place: Place) -> None:
     assert seen_part(page) == pytest.approx(near)
     page.keyboard.press("-")
     assert seen_part(page) == pytest.approx(whole)
+    page.keyboard.press("+")
     page.get_by_role("button", name="Fit").click()
-    fitted = seen_part(page)
+    assert seen_part(page)[2:] == whole[2:], "all of a deep graph could not be read: its width fits"
     frame.focus()
-    page.keyboard.press("1")
-    assert seen_part(page)[2:] == whole[2:] != fitted[2:]
+    page.keyboard.press("+")
     page.keyboard.press("0")
-    assert seen_part(page) == fitted
-    assert fitted[3] >= page.locator("svg.graph").evaluate("one => one.getBBox().height")
+    assert seen_part(page)[2:] == whole[2:]
     # arrow keys move what is near within its bounds
     page.keyboard.press("1")
     before = seen_part(page)

@@ -168,7 +168,11 @@ def test_a_schedule_shows_what_it_runs_and_is_edited(sqlite_front: Front, job_id
     page = make(sqlite_front, job_id, max_drop="0.5", promote_to="prod").headers["location"]
     shown = sqlite_front.http.get(page).text
     metric = metric_title(full_report().metrics[0].name)
-    for words in ("At 03:00 every day", "tiny@latest", f"{metric} drops by at most 0.5 from the last accepted job."):
+    for words in (
+        "At 03:00 every day",
+        "tiny@latest",
+        f"{metric} drops by at most 0.5 points from the last accepted job.",
+    ):
         assert words in shown
     form = Form(sqlite_front.http.get(f"{page}/edit").text, "schedule")
     assert (form["cron"], form["max_drop"], form["model_id"]) == ("0 3 * * *", "0.5", "tiny@latest")

@@ -10,6 +10,7 @@ import typer
 
 from service.contracts.changes import ratio_words
 from service.reports.figures import size
+from service.reports.verdict import outcome
 from worker.commands.command import Service, command
 from worker.commands.figures import duration_words, figure, labelled, number, short
 from worker.commands.options import Json
@@ -109,7 +110,7 @@ def _rows(found: Comparison) -> list[tuple[str, list[str]]]:
         ("job", [job.id for job in jobs]),
         ("model", [job.model or "-" for job in jobs]),
         ("preset", [job.preset or "-" for job in jobs]),
-        ("verdict", [job.verdict for job in jobs]),
+        ("result", [_result(job) for job in jobs]),
     ]
     rows += [(labelled(name, unit), [_metric(job, name) for job in jobs]) for name, unit in names]
     return [
@@ -119,6 +120,10 @@ def _rows(found: Comparison) -> list[tuple[str, list[str]]]:
         ("SQNR", [number(job.sqnr_db, "dB") for job in jobs]),
         ("took", ["-" if job.seconds is None else duration_words(job.seconds) for job in jobs]),
     ]
+
+
+def _result(job: ComparedJob) -> str:
+    return outcome(job.verdict, collapsed=job.collapsed, critical=job.critical_findings > 0).word
 
 
 def _metric(job: ComparedJob, name: str) -> str:

@@ -27,12 +27,11 @@ from service.reports import algorithms, verdict
 from service.reports.figures import milliseconds, percent, size
 from worker.commands.console import make_console
 from worker.commands.figures import figure, labelled, number, span
-from worker.commands.summary import TONES, apply_words, change_text, outcome, print_findings, verdict_line
+from worker.commands.summary import TONES, apply_words, change_text, print_findings, verdict_line
 
 WORST_LAYERS = 5
 MOST_NAMED = 3
 _MOST_ADVICE = 3
-_VERDICT_STYLES = {"pass": "bold green", "fail": "bold red", "undecided": "bold yellow"}
 
 
 def print_report(report: Report, console: Console | None = None, *, report_path: Path | None = None) -> None:
@@ -50,7 +49,7 @@ def print_report(report: Report, console: Console | None = None, *, report_path:
     _print_layers(report, console)
     for note in report.notes:
         console.print(Text(f"note: {note}"))
-    console.print(verdict_line(outcome(report)), soft_wrap=True)
+    console.print(verdict_line(verdict.headline(report)), soft_wrap=True)
     _print_conditions(report, console)
     print_advice(report, console, report_path)
 
@@ -227,7 +226,8 @@ def print_evaluation(result: dict[str, Any], console: Console | None = None) -> 
     if found.fidelity is not None:
         words = f"SQNR {number(found.fidelity.sqnr_db, 'dB')}, cosine {number(found.fidelity.cosine, digits=6)}"
         console.print(Text(f"fidelity  {words}"))
-    console.print(Text.assemble("verdict   ", (found.verdict, _VERDICT_STYLES.get(found.verdict, "bold"))))
+    came_to = verdict.outcome(found.verdict, collapsed=any(clause.is_collapse for clause in found.gate))
+    console.print(Text.assemble("result    ", (came_to.word, TONES[came_to.tone] or "bold")))
     _print_conditions(found, console)
 
 

@@ -1,9 +1,8 @@
-"""The end of a quantization in five lines: verdict, accuracy, size, latency, what to look at."""
+"""The end of a quantization in a few lines: what came of it, accuracy, size, latency, what to look at."""
 
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -36,7 +35,7 @@ _SEVERITIES = {"critical": "bold red", "warning": "yellow"}
 
 
 def print_summary(report: Report, console: Console | None = None, *, report_path: Path | None = None) -> None:
-    """Five lines, after the findings without which none of them can be trusted, before the first warnings.
+    """A few lines, after the findings without which none of them can be trusted, before the first warnings.
 
     Args:
         report: whole.
@@ -45,8 +44,10 @@ def print_summary(report: Report, console: Console | None = None, *, report_path
     """
     console = console or make_console()
     print_findings([one for one in report.findings if one.severity == "critical"], console)
-    console.print(verdict_line(outcome(report), _not_passed(report)), soft_wrap=True)
-    _print(console, "accuracy", _accuracy(report))
+    found = headline(report)
+    console.print(verdict_line(found, _not_passed(report)), soft_wrap=True)
+    if not found.is_accuracy:
+        _print(console, "accuracy", _accuracy(report))
     sizes = (report.float_.size_bytes, report.quantized.size_bytes)
     _print(console, "size", _moved(size(sizes[0]), size(sizes[1]), size_change(*sizes)))
     _print(console, "latency", _latency(report))
@@ -67,27 +68,8 @@ def _print_warnings(report: Report, console: Console) -> None:
         console.print(Text(f"{len(warnings) - _MOST_WARNINGS} more in the report (-v)"))
 
 
-def outcome(report: Report) -> Headline:
-    """The verdict; without a gate, that the run is done, with the change of accuracy where the figures can be used."""
-    found = headline(report)
-    if report.verdict != "none":
-        return found
-    sentence = "No gate is set." if found.alarm else f"{_accuracy_change(report)} (no gate set)"
-    return replace(found, word="DONE", sentence=sentence)
-
-
-def _accuracy_change(report: Report) -> str:
-    if not report.metrics or report.fidelity.source == "random":
-        return "accuracy not measured"
-    metric = report.metrics[0]
-    change = change_of(metric)
-    if change.significant is False or change.direction == "same":
-        return "no significant change of accuracy"
-    return f"{metric_title(metric.name)} {change.words}"
-
-
 def verdict_line(found: Headline, more: str = "") -> Text:
-    """The verdict in words, its reason behind it; red where the model cannot be used as it is."""
+    """What came of it, its reason behind it; red where the model cannot be used as it is."""
     sentence = " ".join(word for word in (found.alarm, found.sentence, more) if word)
     tone = "bad" if found.alarm else found.tone
     return Text.assemble((f"{found.word}: ", TONES[tone] or "bold"), (sentence, "red" if tone == "bad" else ""))
@@ -107,7 +89,7 @@ def print_findings(findings: list[Finding] | tuple[Finding, ...], console: Conso
 def change_text(change: Change) -> Text:
     """A change with its arrow and colour, and whether it is significant."""
     told = f"{change.words} {change.arrow}".rstrip()
-    note = change.told.removeprefix(change.words)
+    note = change.told.removeprefix(change.words) or (f" ({change.judgement})" if change.needs_judgement else "")
     return Text(f"{told}{note}", style=TONES[change.tone].removeprefix("bold "))
 
 

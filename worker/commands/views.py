@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from service.contracts.changes import NOT_REPRESENTATIVE, outlined_change, ratio_words
+from service.contracts.changes import NOT_REPRESENTATIVE, ratio_words
 from service.contracts.surfaces import for_command_line, rewritten
 from service.reports.figures import size
+from service.reports.verdict import outcome
 from worker.commands.figures import duration_words, figure, labelled, number, short, whole_words
 from worker.commands.printing import Cell, print_facts, print_table
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from service.batches.schemas import BatchCounts, BatchListed, BatchMemberOut, BatchOut
-    from service.contracts.evaluation_report import OutlinedMetric, ReportOutline
+    from service.contracts.evaluation_report import ReportOutline
     from service.datasets.schemas import DatasetOut
     from service.estimates.forecast import Estimate
     from service.jobs.schemas import JobListed, JobOut, JobValidated, ScheduledBy
@@ -97,7 +98,7 @@ def print_job(job: JobOut) -> None:
         ("created", _moment(job.created_at)),
         ("started", _moment(job.started_at)),
         ("finished", _moment(job.finished_at)),
-        ("verdict", job.verdict or "-"),
+        ("result", _judged(job.verdict, job.figures) or "-"),
         ("returned", None if job.fallback is None else _RETURNED[job.fallback]),
         *_figures(job),
         ("retry of", job.retry_of),
@@ -155,23 +156,23 @@ def _result(job: JobListed) -> str:
 
 
 def _outcome(verdict: str | None, figures: ReportOutline | None, *, drop: bool = False) -> str:
-    """The verdict of the gate, if there was one, critical findings, and the first figure, if wanted with the drop."""
-    told = "" if verdict in (None, "none") else f"{verdict} "
+    """What a job has come to, and the first figure, if wanted with the drop."""
+    told = _judged(verdict, figures)
     if figures is None:
         return told
-    if figures.collapsed:
-        told = "FAIL, collapsed: "
-    elif figures.critical_findings:
-        told = ", ".join([*told.split(), "critical finding: "])
     if not figures.metrics:
-        return told + ("" if figures.sqnr_db is None else f"SQNR {number(figures.sqnr_db, 'dB')}")
+        return told if figures.sqnr_db is None else f"{told}: SQNR {number(figures.sqnr_db, 'dB')}"
     first = figures.metrics[0]
-    change = f", {_change(first)}" if drop and first.drop is not None else ""
-    return f"{told}{first.name} {figure(first.quantized, first.unit)}{change}"
+    change = f", {first.change.words}" if drop and first.drop is not None else ""
+    return f"{told}: {first.name} {figure(first.quantized, first.unit)}{change}"
 
 
-def _change(metric: OutlinedMetric) -> str:
-    return outlined_change(metric.float_, metric.quantized, metric.drop, metric.unit).words
+def _judged(verdict: str | None, figures: ReportOutline | None) -> str:
+    if verdict is None:
+        return ""
+    if figures is None:
+        return outcome(verdict).word
+    return outcome(verdict, collapsed=figures.collapsed, critical=figures.critical_findings > 0).word
 
 
 def _figures(job: JobListed) -> list[tuple[str, Cell | None]]:
@@ -182,7 +183,7 @@ def _figures(job: JobListed) -> list[tuple[str, Cell | None]]:
     told: list[tuple[str, Cell | None]] = []
     for metric in found.metrics:
         before, after = figure(metric.float_, metric.unit), figure(metric.quantized, metric.unit)
-        change = "" if metric.drop is None else f", {_change(metric)}"
+        change = "" if metric.drop is None else f", {metric.change.words}"
         told.append(
             (labelled(metric.name, metric.unit), after if metric.float_ is None else f"{before} -> {after}{change}")
         )

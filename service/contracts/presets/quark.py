@@ -99,7 +99,7 @@ _TRANSFORMER: dict[str, Any] = {"target": "amd_npu_transformer", "preparation": 
 _INTEGER_PRESETS = (
     _preset(
         "xint8",
-        "AMD NPU, CNNs: symmetric uint8 activations, int8 weights and biases, power-of-two scales, least square error.",
+        "AMD NPU, CNNs: symmetric int8 activations, weights and biases, power-of-two scales, least square error.",
         *_USUAL,
         _INT8_ON_NPU,
         quark=("XINT8", "XINT8_CONFIG"),
@@ -108,7 +108,7 @@ _INTEGER_PRESETS = (
     ),
     _preset(
         "xint8_qconfig",
-        "As xint8, with symmetric int8 activations.",
+        "As xint8, with int8 in the config too: that of xint8 has Quark's uint8, which the target turns into int8.",
         _COVERAGE,
         quark=("XINT8_QCONFIG",),
         **_types("int8/int8", "aw", **_POWER_OF_TWO),

@@ -2,7 +2,8 @@
 const frame = document.getElementById("frame"), picture = frame.querySelector("svg.graph");
 const tools = document.getElementById("tools"), panel = document.getElementById("node");
 const WHOLE = picture.viewBox.baseVal, width = WHOLE.width, height = WHOLE.height;
-const MOST = 3, STEP = 1.25, KEY_PIXELS = 80, DRAG_PIXELS = 4;
+// Below READABLE the texts of a box cannot be read.
+const READABLE = 0.7, MOST = 3, STEP = 1.25, KEY_PIXELS = 80, DRAG_PIXELS = 4;
 let x = 0, y = 0, scale = 1;  // left upper corner that is seen, in units of the drawing; pixels for each unit
 
 const least = () => Math.min(frame.clientWidth / width, frame.clientHeight / height, 1);
@@ -19,7 +20,6 @@ const zoom = (factor, atX = frame.clientWidth / 2, atY = frame.clientHeight / 2)
   scale = next;
   show();
 };
-const fit = () => { scale = least(); x = y = 0; show(); };
 const reveal = (box, always) => {  // a box that has the focus is never out of sight
   const { x: left, y: top, width: wide, height: tall } = box.querySelector(".back").getBBox();
   const seenWide = frame.clientWidth / scale, seenTall = frame.clientHeight / scale;
@@ -28,6 +28,15 @@ const reveal = (box, always) => {  // a box that has the focus is never out of s
   x = left + wide / 2 - seenWide / 2;
   y = top + tall / 2 - seenTall / 2;
   show();
+};
+
+const fit = () => {  // the whole, or, where nobody could read it then, its width around what is chosen
+  const whole = least();
+  scale = whole >= READABLE ? whole : Math.max(READABLE, Math.min(1, frame.clientWidth / width));
+  x = (width - frame.clientWidth / scale) / 2;
+  y = 0;
+  const chosen = picture.querySelector(".chosen");
+  if (chosen) reveal(chosen, true); else show();
 };
 
 const views = { in: () => zoom(STEP), out: () => zoom(1 / STEP), fit, real: () => zoom(1 / scale) };
@@ -124,9 +133,4 @@ addEventListener("popstate", () => {
 
 frame.classList.add("live");
 new ResizeObserver(show).observe(frame);
-const chosen = picture.querySelector(".chosen");
-scale = Math.max(least(), Math.min(1, frame.clientWidth / width));
-if (scale < 0.5) scale = 0.8;
-x = (width - frame.clientWidth / scale) / 2;
-show();
-if (chosen) reveal(chosen, true);
+fit();

@@ -3,7 +3,8 @@ const root = document.querySelector("meta[name=root]").content;
 const job = document.getElementById("job");
 const stage = document.getElementById("stage"), left = document.getElementById("left");
 const bar = document.querySelector("#meter progress"), tail = document.getElementById("tail");
-const KEPT_LINES = 200;
+// Before so much is done, the time left is a guess.
+const KEPT_LINES = 200, KNOWN_SHARE = 0.05;
 const lines = tail.textContent.trim() ? tail.textContent.trim().split("\n") : [];
 
 const span = seconds => seconds < 60 ? `${Math.round(seconds)} s` : `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;
@@ -12,7 +13,7 @@ const progressed = ({ stage: name, done, total, unit, message, share, seconds_le
   const count = total ? ` ${done}/${total} ${unit}` : done ? ` ${done} ${unit}` : "";
   stage.textContent = `${name || ""}${count}${message ? `: ${message}` : ""}`;
   if (typeof share === "number") bar.value = share; else bar.removeAttribute("value");
-  left.textContent = typeof rest === "number" ? `about ${span(rest)} left` : "";
+  left.textContent = typeof rest === "number" && share >= KNOWN_SHARE ? `about ${span(rest)} left` : "";
 };
 
 // Marks and words of states come from the server, so that there is one table of them.
@@ -30,8 +31,14 @@ const marked = (item, key) => {
   item.querySelector(".mark")?.remove();
   item.prepend(...made("marks", key));
 };
-const staged = ({ stage: name, done, total, unit }, attempt) => {
+const early = document.getElementById("early");
+const staged = ({ stage: name, done, total, unit, message }, attempt) => {
   if (!name) return;
+  if (name === "result") {  // the summary of the report, told while advice is still tried
+    early.querySelector("p").textContent = message;
+    early.hidden = false;
+    return;
+  }
   if (String(attempt) !== stages.dataset.attempt) {
     stages.dataset.attempt = attempt;
     stages.replaceChildren();

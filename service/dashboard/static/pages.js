@@ -36,12 +36,29 @@ const localize = () => {
     if ("local" in time.dataset) {
       time.title = time.textContent;
       time.textContent = clock.format(at);
-    } else time.title = `${zoned.format(at)} (${time.title})`;
+    } else {
+      time.title = `${zoned.format(at)} (${time.title})`;
+      time.dataset.since = "";
+    }
     delete time.dataset.local;
     delete time.dataset.ago;
   }
 };
 localize();
+
+// "5 min ago" grows while the page is open; the words are those of the server.
+const ago = at => {
+  const seconds = (Date.now() - at) / 1000, distance = Math.abs(seconds);
+  const [unit, length] = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]].find(([, one]) => distance >= one) ?? ["s", 1];
+  const words = `${Math.round(distance / length)} ${unit}`;
+  return seconds >= 0 ? `${words} ago` : `in ${words}`;
+};
+setInterval(() => {
+  for (const time of document.querySelectorAll("time[data-since]")) {
+    const words = ago(new Date(time.dateTime));
+    if (time.textContent !== words) time.textContent = words;
+  }
+}, 5000);
 new MutationObserver(localize).observe(document.getElementById("content"), { childList: true, subtree: true });
 
 // What a schedule's cron expression means, while it is typed.

@@ -19,6 +19,7 @@ from service.contracts.changes import (
     size_change,
     typeset,
 )
+from service.contracts.evaluation_report import OutlinedMetric
 from service.contracts.report import Interval, LatencyFigures, MachineLoad, MetricFigures
 
 
@@ -31,9 +32,9 @@ def _interval(low: float, high: float) -> Interval:
     [
         (0.68, "%", "higher", "-0.68 points", "worse", "▼"),
         (-0.91, "%", "higher", "+0.91 points", "better", "▲"),
-        (0.68, "%", "lower", "+0.68 points", "worse", "▲"),
-        (-0.5, "", "lower", "-0.5", "better", "▼"),
-        (0.0123, "m", "lower", "+0.0123 m", "worse", "▲"),
+        (0.68, "%", "lower", "+0.68 points", "worse", ""),
+        (-0.5, "", "lower", "-0.5", "better", ""),
+        (0.0123, "m", "lower", "+0.0123 m", "worse", ""),
         (3.0, "dB", "higher", "-3.00 dB", "worse", "▼"),
         (0.0, "%", "higher", "no change", "same", ""),
         (0.001, "%", "higher", "no change", "same", ""),
@@ -76,7 +77,8 @@ def test_outlined_change_finds_the_better_direction(
 
 @pytest.mark.parametrize(("significant", "tone"), [(None, "plain"), (False, "unsure"), (True, "bad")])
 def test_an_outlined_change_has_a_colour_only_if_it_was_tested(significant: bool | None, tone: str) -> None:
-    assert outlined_change(70.0, 69.0, 1.0, "%", significant).tone == tone
+    told = {"name": "top1", "unit": "%", "float": 70.0, "quantized": 69.0, "drop": 1.0, "significant": significant}
+    assert OutlinedMetric.model_validate(told).change.tone == tone
 
 
 def test_difference_of_two_jobs() -> None:

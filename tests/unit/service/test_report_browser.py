@@ -80,7 +80,7 @@ def test_a_page_runs_nothing_fits_and_can_be_read(show: Show, report: Callable[[
 
 def test_a_script_that_got_in_would_not_run(show: Show) -> None:
     seen = show(html(full_report()).replace("<main>", "<main><script>document.title = 'run'</script>"))
-    assert "FAIL" in seen.page.title()
+    assert "Gate failed" in seen.page.title()
     assert any("Content Security Policy" in text for text in seen.troubles)
 
 
@@ -88,7 +88,7 @@ def test_the_verdict_and_the_cards_come_first_links_lead_to_parts_and_charts_are
     page = show(html(full_report())).page
     tops = [page.locator(one).first.bounding_box()["y"] for one in (".verdict .word", "#results", "#findings")]
     assert tops == sorted(tops) and tops[0] < 200
-    assert page.locator(".verdict .word").inner_text() == "✖ FAIL"
+    assert page.locator(".verdict .word").inner_text() == "✖ Gate failed"
     missing = """() => [...document.querySelectorAll('a')].map(a => a.getAttribute('href'))
                  .filter(href => !href.startsWith('#') || !document.getElementById(href.slice(1)))"""
     assert page.evaluate(missing) == [] and page.locator("nav a").count() >= 10

@@ -66,17 +66,17 @@ def page_of(**changes: Any) -> Page:
 
 # fmt: off
 FACTS = (
-    "FAIL", "1 of 4 conditions of the gate failed, 1 is undecided on this data.",
-    "1 critical finding: fix it before you use the model or its figures.",
+    "Gate failed", "1 of 4 conditions of the gate failed, 1 is undecided on this data.",
+    "Fix the critical finding before you use the model or its figures.",
     "Critical: The float model reaches 10.2 %, guessing would reach 10 %.", "Check the preprocessing.",
     "No statement about accuracy is possible until this is fixed.", "float-model-at-chance", "metric: top1",
-    "File size 73.4 % smaller ▼ 9.95 MiB → 2.65 MiB", "Latency 1.25x faster ▼ 11.00 ms → 8.80 ms",
+    "File size 73.4 % smaller 9.95 MiB → 2.65 MiB", "Latency 1.25x faster 11.00 ms → 8.80 ms",
     "95 % CI: 1.10x to 1.39x faster.", "40 runs of either model in turn",
     "Other processes used 61 % of the CPU meanwhile", "Top-1 accuracy −0.46 points ▼ 86.07 % → 85.62 %",
     "5 of 438 samples from right to wrong, 3 from wrong to right", "was 90 % or more on 2 of the lost ones",
     "95 % CI: −2.00 to +1.10 points: not significant.", "p = 0.73",
-    "Chance level: 0.10 %.", "95 % CI: 82.50 to 89.00 %", "+0.125 ▲", "lower is better",
-    "+0.1 to +0.15: significantly worse.", "Top-1 agreement 95.43 %", "the error power is 1 part in 138",
+    "Chance level: 0.10 %.", "95 % CI: 82.50 to 89.00 %", "+0.125 (worse)", "lower is better",
+    "+0.1 to +0.15: significantly worse.", "Top-1 agreement 95.43 %", "SQNR 21.40 dB.",
     "Largest error contribution /features/0 Conv: 61.2 % of all error Cause: ",
     "Try first Keep the two worst layers in float. top1 85.62 % → 86.01 %",
     "Largest accuracy drop: Top-1 accuracy, 1.00 points", "The interval of the drop holds the limit.",
@@ -84,7 +84,7 @@ FACTS = (
     "Required confidence: 95 %.", "2.65 MiB", "The quantized file is at most 3.81 MiB (4,000,000 bytes)",
     "? undecided", "✖ failed", "✔ passed", "Output SQNR is at least 20.00 dB", "0.95x 95 % CI: 0.90 to 1.02",
     "Keep the two worst layers in float.", "Two layers fall by 9 dB.", "Tried: helped.",
-    "top1 85.62 % → 86.01 % on 438 samples, in 12.50 s.", '"exclude": [ "/features/0", "/classifier" ]',
+    "top1 85.62 % → 86.01 % on 438 samples, in 12 s.", '"exclude": [ "/features/0", "/classifier" ]',
     "Not tried.", "No configuration change helps here.", "class 3", "91.25", "88.75",
     "3 of 4 nodes quantized; 1 more node has no floating-point output.", "fused with /features/1",
     "3.38 KiB → 864 B", "18.5 %", "adaround +3.2 dB", "weights int8, activations uint8", "0.125 % clipped",
@@ -93,7 +93,7 @@ FACTS = (
     "Without: 19.00 dB, top1 84.5; with: 21.50 dB, top1 85.5, on 64 samples.", "-8 to 8", "-2 to 2",
     "12 → 1.5", "25.0 %", "epoch 3 selected", "Stopped by: patience", "3 (selected)", "22.00 dB",
     "int8 + adaround (chosen) (Pareto-optimal)", "Search ended: everything was tried. Goal met.",
-    "Duration 14.75 s, peak memory 495.91 MiB.", "weight scales raised so that the int32 bias fits",
+    "Duration 15 s, peak memory 495.91 MiB.", "weight scales raised so that the int32 bias fits",
     "27 nodes folded into the linear node before them", "1 of 2 passes applied", "9d9d9d", "aaaaaa",
     "onnxruntime 1.31.1", '"max_size_bytes": 4000000', "7, 2",
 )
@@ -114,19 +114,24 @@ def test_the_order_is_verdict_cards_findings_gate_advice_and_the_rest(full_page:
     ids = [attributes["id"] for _, attributes in full_page.elements if "id" in attributes]
     assert ids == ["results", "findings", "gate", "fallback", "kernels", "causes", "advice", "accuracy", "latency",
                    "layers", "float", "algorithms", "run", "provenance", "configuration", "glossary"]  # fmt: skip
-    assert full_page.text.index("FAIL") < full_page.text.index("Findings")
+    assert full_page.text.index("Gate failed") < full_page.text.index("Findings")
 
 
 @each(
     ("verdict", "holds", "word", "sentence"),
     [
-        ("pass", (True, True), "PASS", "All 2 conditions of the gate passed."),
-        ("pass", (True,), "PASS", "The condition of the gate passed."),
-        ("fail", (False, True), "FAIL", "1 of 2 conditions of the gate failed."),
-        ("fail", (False, False, True), "FAIL", "2 of 3 conditions of the gate failed."),
-        ("fail", (None, True), "FAIL", "1 of 2 conditions of the gate is undecided on this data; the gate counts"),
-        ("undecided", (None, True), "UNDECIDED", "1 of 2 conditions of the gate is undecided on this data."),
-        ("none", (), "NO VERDICT", "No gate is set, so there is no verdict."),
+        ("pass", (True, True), "Gate passed", "All 2 conditions of the gate passed."),
+        ("pass", (True,), "Gate passed", "The condition of the gate passed."),
+        ("fail", (False, True), "Gate failed", "1 of 2 conditions of the gate failed."),
+        ("fail", (False, False, True), "Gate failed", "2 of 3 conditions of the gate failed."),
+        (
+            "fail",
+            (None, True),
+            "Gate failed",
+            "1 of 2 conditions of the gate is undecided on this data; the gate counts",
+        ),
+        ("undecided", (None, True), "Gate undecided", "1 of 2 conditions of the gate is undecided on this data."),
+        ("none", (), "Succeeded, no gate", "Top-1 accuracy "),
     ],
 )
 def test_the_headline(verdict: str, holds: tuple[bool | None, ...], word: str, sentence: str) -> None:
@@ -141,7 +146,7 @@ def test_the_headline_of_a_collapse_without_a_gate() -> None:
     page = page_of(verdict="fail", gate=gate, findings=[])
     assert "Collapsed Top-1 2.05 % is near chance level (0.10 %)." in page.text
     assert "of the gate failed" not in page.text
-    assert "fix it before" not in page.text
+    assert "Fix the critical" not in page.text
 
 
 @each(

@@ -10,6 +10,7 @@ from typing import Any
 from service.contracts.config import QuantizationConfig, parse_config, patch_between
 from service.contracts.errors import CanceledError, InvalidConfigError, QuantmillError, UnsupportedModelError
 from service.contracts.report import Advice, Report
+from service.contracts.runner import RESULT_STAGE
 from worker.quantizer.advice.damage import Damage, HarmKind, causes_of, find_damage, with_blame
 from worker.quantizer.advice.table import RULES, AdviceContext, AdviceRule, relief, worst_layers
 from worker.quantizer.advice.trial import AccuracyLoss, AdviceTrial, ConfigTrials, find_loss
@@ -155,6 +156,8 @@ def _advised(
     """The fields of the report that tell of it."""
     limit = case.config.evaluation.advice_seconds
     with services.stages.stage("advice", expected_seconds=trials_seconds(services.stages.spent_seconds, limit)):
+        # what was measured is told before the trials, which may take as long as all that came before
+        services.run.progress(RESULT_STAGE, message=report.summary)
         services.run.progress("advice")
         trials = ConfigTrials(builder, loss, done, case, services, seconds=limit)
         quiet = Services(trials.run, services.threads)

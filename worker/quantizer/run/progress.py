@@ -26,6 +26,8 @@ _TRIALS = 1.2
 # Until the end is reached the share stays below 1, however little is left.
 _MOST = 0.999
 _PERIOD_SECONDS = 1.0
+# The time left that is told rises only if it has grown by this part: less is noise of the estimate.
+_RISE = 0.5
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 
@@ -142,7 +144,7 @@ class _Current:
 class OverallRun(ForwardingRun):
     """Another run, which is told the share of the whole that is done, and the seconds left, with all progress.
 
-    The share never falls, and is 1 at the end only.
+    The share never falls, and is 1 at the end only. The time left rises only where much more is left than was told.
 
     Args:
         run: takes progress and log, and may be canceled.
@@ -154,6 +156,7 @@ class OverallRun(ForwardingRun):
         self._clock = clock
         self._forecast = TimeLeft(clock)
         self._share = 0.0
+        self._left: float | None = None
         self._told_at = clock()
 
     def expect(self, phases: Sequence[Phase]) -> None:
@@ -202,7 +205,9 @@ class OverallRun(ForwardingRun):
         elapsed = self._forecast.elapsed_seconds
         share = elapsed / max(elapsed + left, 1e-9)
         self._share = max(self._share, min(share, _MOST))
-        self.overall(self._share, left)
+        if self._left is None or left < self._left or left > (1.0 + _RISE) * self._left:
+            self._left = left
+        self.overall(self._share, self._left)
 
 
 class Stages:

@@ -54,6 +54,7 @@ def test_what_helped_stands_first_and_nothing_is_tried_once_it_is_mended(tmp_pat
     assert figures == sorted(figures, key=lambda after: -(after or 0.0))
     assert any("an earlier trial fixes the loss" in advice.message for advice in report.advice)
     assert watched.stages[-1] == [stage.name for stage in report.stages][-1] == "advice"
+    assert watched.stages.index("latency") < watched.stages.index("result") < watched.stages.index("advice")
     # without seconds the same advice is listed, and untried
     untried = quantized(tmp_path, advice_seconds=0)
     assert untried.fidelity.sqnr_db is not None and untried.fidelity.sqnr_db < 10.0

@@ -100,6 +100,20 @@ def test_a_stage_that_says_nothing_has_its_share_told_all_the_same() -> None:
     assert [share for share, _ in recorder.told] == [pytest.approx(0.1)]
 
 
+def test_the_time_left_rises_only_where_much_more_is_left() -> None:
+    run = OverallRun(recorder := Recorder(), clock := Clock())
+    run.expect([Phase("a", 20.0), Phase("b", 10.0)])
+    run.enter("a")
+    for done in range(1, 9):  # slower than expected: 3 s a layer instead of 2
+        clock.now += 3.0
+        run.progress("a", done, 10, "layers")
+    told = [left for _, left in recorder.told]
+    assert told == sorted(told, reverse=True)
+    run.foresee("advice", 60.0)
+    run.progress("a", 9, 10, "layers")
+    assert recorder.told[-1][1] > 60.0
+
+
 def test_a_stage_within_another_is_no_phase() -> None:
     run = OverallRun(recorder := Recorder(), clock := Clock())
     stages = Stages(run)
