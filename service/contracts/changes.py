@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from math import floor
 from typing import Literal
 
 from service.contracts.report.figures import Interval, LatencyFigures, MetricFigures
@@ -175,7 +176,7 @@ def interval_words(change: Interval | None, unit: str) -> str:
     """Where a signed change is, such as "95 % CI: -1.10 to +0.20 points"; "" for None."""
     if change is None:
         return ""
-    return f"{_confidence(change)}: {_signed_digits(change.low, unit)} to {signed(change.high, unit)}"
+    return f"{confidence_words(change)}: {_signed_digits(change.low, unit)} to {signed(change.high, unit)}"
 
 
 def latency_change(ratio: float | None, interval: Interval | None = None, *, significant: bool | None = None) -> Change:
@@ -190,7 +191,7 @@ def latency_change(ratio: float | None, interval: Interval | None = None, *, sig
         return Change("not measured", "same")
     told = ""
     if interval is not None:
-        told = f"{_confidence(interval)}: {_interval_ratios(interval)}"
+        told = f"{confidence_words(interval)}: {_interval_ratios(interval)}"
         if significant is None:
             significant = interval.high < 1 or interval.low > 1
     direction: Direction = "better" if ratio < 1 else "worse"
@@ -251,8 +252,10 @@ def _turned(interval: Interval, sign: float) -> Interval:
     return interval.model_copy(update={"low": -interval.high, "high": -interval.low})
 
 
-def _confidence(interval: Interval) -> str:
-    return f"{interval.confidence * 100:g} % CI"
+def confidence_words(interval: Interval) -> str:
+    """Such as "95 % CI"."""
+    # Rounded down: order statistics have confidences such as 99.9998 %, whose digits tell nobody anything.
+    return f"{floor(round(interval.confidence * 1000, 6)) / 10:g} % CI"
 
 
 def _unit(unit: str) -> str:

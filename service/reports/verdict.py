@@ -212,7 +212,7 @@ def interval_words(interval: Interval | None, unit: str) -> str:
     if interval is None:
         return ""
     low, high = _plain(interval.low, unit), figure(interval.high, unit)
-    return f"{interval.confidence * 100:g} % CI: {low} to {high}"
+    return f"{changes.confidence_words(interval)}: {low} to {high}"
 
 
 def _decided(report: Report, outline: ReportOutline) -> str:

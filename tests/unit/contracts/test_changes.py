@@ -9,6 +9,7 @@ import pytest
 from service.contracts.changes import (
     amount,
     change_of,
+    confidence_words,
     difference_change,
     latency_change,
     latency_change_of,
@@ -139,3 +140,8 @@ def test_words_of_numbers() -> None:
     assert typeset("95 % CI: -1.10 to -0.20 points of 1e-05 in int8-cle") == (
         "95 % CI: \N{MINUS SIGN}1.10 to \N{MINUS SIGN}0.20 points of 1e-05 in int8-cle"
     )
+
+
+def test_confidences_are_rounded_down():
+    told = [confidence_words(_interval(1.0, 2.0).model_copy(update={"confidence": each})) for each in (0.95, 0.999998)]
+    assert told == ["95 % CI", "99.9 % CI"]
