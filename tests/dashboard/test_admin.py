@@ -188,6 +188,10 @@ def test_the_audit_log_tells_what_was_changed_and_no_secret(closed: Front, guard
 
 def test_workers_are_shown(sqlite_front: Front) -> None:
     with sqlite_front.app.database.write() as session:
-        workers.announce(session, "host-7", {"cpu": 3})
+        workers.announce(session, "host-7", {"cpu": 3, "gpu": 3})
+        workers.announce(session, "host-8", {"inspect": 4})
     shown = sqlite_front.http.get("/workers")
+    overview = sqlite_front.http.get("/").text
+    assert "2 workers, 0 of 7 slots busy" in shown.text
+    assert '>2</a><span class="hint">0 of 7 slots busy' in overview
     assert shown.status_code == 200 and "host-7" in shown.text and "Reachable" in shown.text

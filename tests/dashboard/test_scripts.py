@@ -292,6 +292,12 @@ def test_ids_are_copied_and_times_are_local(open_page: Open, place: Place) -> No
     assert seen.refused() == [] and seen.troubles == []
 
 
+def test_a_new_schedule_begins_in_the_time_zone_of_the_browser(open_page: Open) -> None:
+    page = open_page("/schedules/new?from={succeeded}", timezone_id="Asia/Tokyo").page
+    page.locator("#reading", has_text="(Asia/Tokyo)").wait_for()
+    assert page.locator("#f-timezone").input_value() == "Asia/Tokyo"
+
+
 def test_a_card_and_the_list_of_presets_exclude_each_other(open_page: Open) -> None:
     page = open_page("/new").page
     card, others = page.get_by_role("radio", name="int8_accurate"), page.locator("#more-presets")

@@ -209,6 +209,7 @@ def test_a_gate_that_the_form_does_not_show_stays(sqlite_front: Front, job_id: s
 
 def test_a_cron_expression_is_read_in_words(sqlite_front: Front, job_id: str) -> None:
     form = sqlite_front.http.get("/schedules/new", params={"from": job_id}).text
+    assert 'name="timezone" type="text" value="UTC"' in form
     assert "At 03:00 every day" in form and form.count("data-local") == 3
     asked = {"cron": "30 6 * * 1", "timezone": "Europe/Berlin"}
     found = sqlite_front.http.get("/schedules/reading", params=asked).text
