@@ -57,7 +57,7 @@ def _standing(app: AppState, tenant_id: str) -> dict[str, Any]:
         "workers": len(served["workers"]),
         "slots": served["slots"],
         # more exactly, it would tell whether others have a file, too
-        "free_bytes": app.store.free_bytes() // _GIB * _GIB,
+        "free_space": f"{app.store.free_bytes() // _GIB} GiB",
     }
 
 

@@ -8,7 +8,9 @@ from service.contracts import changes
 
 NOTHING = "–"
 _KIB = 1024
-_MINUTE = 60.0
+_MINUTE = 60
+# From here on hundredths of a second say nothing.
+_EXACT_SECONDS = 9.995
 _TWO_PLACES = ("%", "dB", "points", "×")
 _TENTH_OF_A_MS = 0.1
 
@@ -52,8 +54,11 @@ def milliseconds(value: float | None, beside: float | None = None) -> str:
 
 
 def seconds(value: float) -> str:
-    """Seconds; long times in minutes."""
-    return f"{value:.2f} s" if value < _MINUTE else f"{int(value // _MINUTE)} min {value % _MINUTE:.0f} s"
+    """Seconds, with decimals where there are few; long times in minutes."""
+    if value < _EXACT_SECONDS:
+        return f"{value:.2f} s"
+    minutes, rest = divmod(round(value), _MINUTE)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def percent(value: float | None, digits: int = 1) -> str:

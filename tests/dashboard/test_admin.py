@@ -116,7 +116,7 @@ def test_the_audit_is_paged_and_its_chain_verified(closed: Front, guard: str, mo
     seen, path = [], "/audit"
     while path:
         page = closed.http.get(path).text
-        seen += [int(one) for one in re.findall(r'data-label="Entry">(\d+)<', page)]
+        seen += [int(one) for one in re.findall(r'data-label="Entry">(\d+) <', page)]
         following = re.search(r'rel="next" href="([^"]+)"', page)
         path = "" if following is None else following[1].replace("&amp;", "&")
     assert seen == [4, 3, 2, 1]

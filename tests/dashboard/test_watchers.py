@@ -124,7 +124,7 @@ def test_deliveries_are_shown_by_state_and_sent_again(closed: Front, guard: str)
     assert closed.http.post(f"{page}/deliveries/dlv_none/redeliver", data={"csrf": guard}).status_code == 404
     set_endpoint(database, webhook_id, failing_since=1.0, dropped_events=3)
     shown = closed.http.get(page).text
-    assert "Failing since" in shown and "disabled after 24 h" in shown and "3 events" in shown
+    assert "Failing since" in shown and "disabled after 24 h of failures" in shown and "3 events" in shown
     assert "✖ Failing" in closed.http.get("/webhooks").text
 
 
