@@ -8,7 +8,6 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import BaseModel
 
 from service.comparison.differences import differences
 from service.contracts.config import QuantizationConfig
@@ -16,7 +15,7 @@ from service.contracts.presets import PRESETS, find_preset
 from service.contracts.runner import RESULT_STAGE
 from service.dashboard.comparing import with_baseline
 from service.dashboard.forms import STATES, latency_of, pretty
-from service.dashboard.listing import FilterWords, one_of, one_page, pairs
+from service.dashboard.listing import FilterWords, ListFilters, one_of, one_page, pairs
 from service.dashboard.pages import PageRoute, add_act, page, see
 from service.dashboard.reproduce import commands
 from service.dashboard.trials import curves_of
@@ -168,8 +167,8 @@ _STATES = ("queued", "running", "canceling", "succeeded", "failed", "canceled")
 _VERDICTS = ("pass", "fail", "undecided", "none")
 
 
-class _Filters(BaseModel):
-    """What the list is filtered by; "" is nothing."""
+class _Filters(ListFilters):
+    """What the list is filtered by."""
 
     search: FilterWords = ""
     state: FilterWords = ""
@@ -207,7 +206,7 @@ async def list_jobs(
         request,
         "jobs.html.jinja",
         jobs=[job_listed(view) for view in views],
-        filters=asked.model_dump(exclude={"model_id"}),
+        filters=asked,
         states=[(one, STATES[one].word) for one in _STATES],
         verdicts=[(one, verdict.outcome(one).word) for one in _VERDICTS],
         presets=[(one, one) for one in sorted(PRESETS)],

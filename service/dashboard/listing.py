@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, TypeVar
 
 from fastapi import Query, Request
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from service.contracts.errors import InvalidRequestError
 from service.dashboard.pages import changed_query
@@ -19,6 +19,15 @@ _Read = TypeVar("_Read")
 Words = Annotated[str, Query(max_length=200, pattern=PLAIN_TEXT)]
 # The same as a field of a record of filters.
 FilterWords = Annotated[str, Field(max_length=200, pattern=PLAIN_TEXT)]
+
+
+class ListFilters(BaseModel):
+    """What a list is filtered by; all of it stands in the address, and blank fields filter nothing."""
+
+    @property
+    def any(self) -> bool:
+        """Whether something is left out: a list without rows is one without matches then."""
+        return self != type(self)()
 
 
 async def one_page(

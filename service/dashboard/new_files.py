@@ -45,6 +45,7 @@ _EXAMPLE_NAMES = {
 }
 _EXAMPLE_PREPROCESSING = {"inputs": {"image": {"layout": "NHW", "model_layout": "NCHW", "scale": 1 / 16}}}
 # Names of preprocessing that the form offers, in words.
+_SCALED = "Images 0 to 255, fed as x / 255"
 _PREPARATIONS = {
     "imagenet_tf": "Images 0 to 255, fed as x / 127.5 - 1 (imagenet_tf)",
     "imagenet_torchvision": "Images 0 to 255, fed as x / 255 by ImageNet's mean and std (imagenet_torchvision)",
@@ -239,8 +240,9 @@ def _plain_name(file: UploadFile) -> str:
 
 
 def preparations() -> list[tuple[str, str, str]]:
-    """Preprocessing by name: the name, what it is, and the same for arrays, as JSON."""
-    return [(name, words, json.dumps(named_preprocessing(name))) for name, words in _PREPARATIONS.items()]
+    """Preprocessing that is offered: as it is sent, what it is, and the same for arrays, as JSON."""
+    named = [(name, words, json.dumps(named_preprocessing(name))) for name, words in _PREPARATIONS.items()]
+    return [(EXAMPLE_SPEC, _SCALED, EXAMPLE_SPEC), *named]
 
 
 def _preprocessing(text: str) -> Any:

@@ -221,9 +221,10 @@ def _presets() -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def _unfolded(draft: JobDraft, choices: dict[str, Choices]) -> set[str]:
-    """The folded parts of the form that are shown at once: something in them is wrong, or unusual."""
+    """The folded parts of the form that are shown at once: something in them is wrong, unusual, or to be done first."""
     found = set()
-    if any(one.other for one in choices.values()) or any(name in UPLOAD_FIELDS for name in draft.errors):
+    nothing = not choices["model_id"].options or not choices[INPUTS[1]].options
+    if nothing or any(one.other for one in choices.values()) or any(name in UPLOAD_FIELDS for name in draft.errors):
         found.add("uploads")
     seen_anyway = (PRESET, largest_drop().name)
     if any(name.startswith(("c:/", "algorithm", "metric", JSON)) and name not in seen_anyway for name in draft.errors):

@@ -22,6 +22,7 @@ from service.jobs.views import job_listed
 from service.quarantine import service as quarantine
 from service.queues import service as queues
 from service.reports import charts
+from service.reports.figures import count
 from service.schedules import service as schedules
 from service.schedules.views import run_out, schedule_listed
 
@@ -42,9 +43,9 @@ def _standing(app: AppState, tenant_id: str) -> dict[str, Any]:
     for row in rows:
         runs, _ = schedules.list_runs(app, tenant_id, row.id, state=None, after=None, limit=1)
         nightly.append((schedule_listed(row), run_out(runs[0]) if runs else None))
-    found = queues.all_queues(app)
+    served = _served(app)
+    found = served["queues"]
     ages = [one.oldest_due_age_seconds for one in found if one.oldest_due_age_seconds is not None]
-    slots = max(found, key=lambda one: one.slots.total).slots
     return {
         "first_run": not last,
         "jobs": [job_listed(one) for one in last],
@@ -53,11 +54,18 @@ def _standing(app: AppState, tenant_id: str) -> dict[str, Any]:
         "running": sum(one.running for one in found),
         "queued": sum(one.queued.due + one.queued.delayed for one in found),
         "oldest": span(max(ages)) if ages else "",
-        "workers": max(one.workers for one in found),
-        "slots": f"{slots.busy} of {slots.total} slots busy",
+        "workers": len(served["workers"]),
+        "slots": served["slots"],
         # more exactly, it would tell whether others have a file, too
-        "free_bytes": app.store.free_bytes() // _GIB * _GIB,
+        "free_space": f"{app.store.free_bytes() // _GIB} GiB",
     }
+
+
+def _served(app: AppState) -> dict[str, Any]:
+    """Queues and live workers, over all tenants, with how busy these are in all."""
+    found, alive = queues.all_queues(app), queues.all_alive(app)
+    slots = queues.in_all(alive, found)
+    return {"queues": found, "workers": alive, "slots": f"{slots.busy} of {count(slots.total, 'slot')} busy"}
 
 
 @router.get("/")
@@ -83,12 +91,11 @@ async def get_workers(request: Request, app: AppDep, principal: PrincipalDep) ->
     return page(
         request,
         "workers.html.jinja",
-        queues=await app.reads.run(lambda: queues.all_queues(app)),
-        workers=await app.reads.run(lambda: queues.all_alive(app)),
         jobs=[job_listed(one) for one in running],
         checks=await app.readiness.check_all(),
         held=await app.reads.run(lambda: quarantine.list_all(app, tenant_id)),
         choosing=False,
+        **await app.reads.run(lambda: _served(app)),
     )
 
 

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from service.contracts.validation_words import message_of
 from service.dashboard.forms import STATES, FormFields, sent
-from service.dashboard.listing import FilterWords, one_of, one_page, pairs
+from service.dashboard.listing import FilterWords, ListFilters, one_of, one_page, pairs
 from service.dashboard.pages import PageRoute, add_act, page, see
 from service.deps import AppDep, AppState, PrincipalDep
 from service.http import Conditions, CursorParameter, PreconditionFailedError, etag_of
@@ -28,7 +28,8 @@ from service.tables import Dataset, Model
 
 # Among what is wrong: somebody else was faster.
 CHANGED = "changed"
-STATUSES = ("validating", "ready", "rejected")
+_REJECTED = "rejected"
+STATUSES = ("validating", "ready", _REJECTED)
 _CHANGED = (
     "Somebody else has changed this since you opened it. The stored values are above, your input is below. Save again "
     "to overwrite."
@@ -63,8 +64,8 @@ class Edit:
         return cls(row.description or "", tags, etag_of(row))
 
 
-class Filters(BaseModel):
-    """Of a list; all of them stand in the address."""
+class Filters(ListFilters):
+    """Of a list; rejected uploads are only in the list of their own."""
 
     search: FilterWords = ""
     status: FilterWords = ""
@@ -78,7 +79,8 @@ class Filters(BaseModel):
             InvalidRequestError: there is no such status, or the tag is none.
         """
         status, tags = one_of(self.status, STATUSES, "status"), pairs(self.tag, "tag")
-        return ResourceQuery(status, self.name or None, None, tags, self.search or None)
+        without = None if status else _REJECTED
+        return ResourceQuery(status, self.name or None, None, tags, self.search or None, without)
 
 
 async def _listing(
@@ -87,13 +89,22 @@ async def _listing(
     """The rows of one page of a list, the versions of a name together, and what its template takes beside them."""
     query = filters.query()
 
-    def read(after: Position | None) -> tuple[tuple[list[Named], dict[str, list[str]]], Position | None]:
+    def read(after: Position | None) -> tuple[tuple[list[Named], dict[str, Any]], Position | None]:
         rows, last = list_page(app, kind, tenant_id, query, after=after, limit=_LIMIT)
-        return (rows, aliases.words_of(app, kind, tenant_id, {row.name for row in rows})), last
+        words = aliases.words_of(app, kind, tenant_id, {row.name for row in rows})
+        return (rows, {"aliases": words, "left_out": _left_out(app, kind, tenant_id, query)}), last
 
-    (rows, words), next_query = await one_page(request, app, f"{kind.word}s|{tenant_id}|{query}", cursor, read)
+    (rows, beside), next_query = await one_page(request, app, f"{kind.word}s|{tenant_id}|{query}", cursor, read)
     statuses = [(one, STATES[one].word) for one in STATUSES]
-    return _by_name(rows), {"aliases": words, "filters": filters, "statuses": statuses, "next_query": next_query}
+    return _by_name(rows), {**beside, "filters": filters, "statuses": statuses, "next_query": next_query}
+
+
+def _left_out(app: AppState, kind: ResourceKind[Named], tenant_id: str, query: ResourceQuery) -> bool:
+    """Whether the list would be longer with rejected uploads."""
+    if query.without is None:
+        return False
+    rows, _ = list_page(app, kind, tenant_id, replace(query, status=query.without, without=None), after=None, limit=1)
+    return bool(rows)
 
 
 def _by_name(rows: Sequence[Named]) -> list[Named]:

@@ -93,9 +93,9 @@ class ModelCreate(RepeatableBody):
             return files
         main = [path for path in paths if is_main(path)]
         if len(main) != 1:
-            raise ValueError(
-                f"exactly one file must have the extension .onnx, found {len(main)}: {', '.join(map(repr, paths))}"
-            )
+            if main:
+                raise ValueError(f"more than one .onnx file: {', '.join(map(repr, main))}; upload one model at a time")
+            raise ValueError(f"no .onnx file among {', '.join(map(repr, paths))}")
         return files
 
     @field_validator("skeleton_model_id")

@@ -111,13 +111,23 @@ def hold(session: Session, tenant_id: str, *named: NamedInput) -> None:
 
 @dataclass(frozen=True)
 class ResourceQuery:
-    """Filters of a list of models or datasets; ``sha256`` is that of the main file, ``search`` a part of the name."""
+    """Filters of a list of models or datasets.
+
+    Args:
+        status: that they have; None: any, but for ``without``.
+        name: of theirs.
+        sha256: of the main file.
+        tags: that they have.
+        search: a part of the name.
+        without: a status that is left out.
+    """
 
     status: str | None = None
     name: str | None = None
     sha256: str | None = None
     tags: dict[str, str] = field(default_factory=dict)
     search: str | None = None
+    without: str | None = None
 
 
 def list_page(
@@ -134,6 +144,8 @@ def list_page(
     conditions = _there(kind, tenant_id)
     if query.search is not None:
         conditions.append(table.name.icontains(query.search, autoescape=True))
+    if query.without is not None:
+        conditions.append(table.status != query.without)
     if query.sha256 is not None:
         conditions.append(_has_main_file(kind, query.sha256))
     conditions += [table.tags[key].as_string() == value for key, value in query.tags.items()]

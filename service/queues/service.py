@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -49,6 +50,13 @@ class AliveWorker:
     slots: int
     seen_at: datetime
     deaf_since: datetime | None
+
+
+def in_all(workers: Sequence[AliveWorker], queues: Sequence[QueueOut]) -> SlotsOut:
+    """Slots of all workers that are alive, each counted once however many queues it takes from."""
+    total = sum(one.slots for one in workers)
+    busy = min(total, sum(one.running for one in queues))
+    return SlotsOut(total=total, busy=busy, free=total - busy)
 
 
 def all_alive(app: AppState) -> list[AliveWorker]:

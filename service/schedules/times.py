@@ -40,7 +40,9 @@ def check_cron(text: str) -> str:
     """
     cron = " ".join(text.split())
     if not _CRON.fullmatch(cron):
-        raise ValueError(f"must have five fields: minute, hour, day of month, month, day of week; {_EXAMPLE}")
+        raise ValueError(
+            f"must have five fields with blanks between: minute, hour, day of month, month, day of week; {_EXAMPLE}"
+        )
     cron = _RANGE_OF_ONE.sub(r"\1", cron)
     try:
         due = next(CronSim(cron, datetime(2000, 1, 1)), None)  # noqa: DTZ001 - a calendar without a zone

@@ -116,11 +116,11 @@ def test_the_audit_is_paged_and_its_chain_verified(closed: Front, guard: str, mo
     seen, path = [], "/audit"
     while path:
         page = closed.http.get(path).text
-        seen += [int(one) for one in re.findall(r'data-label="Entry">(\d+)<', page)]
+        seen += [int(one) for one in re.findall(r'data-label="Entry">(\d+) <', page)]
         following = re.search(r'rel="next" href="([^"]+)"', page)
         path = "" if following is None else following[1].replace("&amp;", "&")
     assert seen == [4, 3, 2, 1]
-    assert "No matching entries." in closed.http.get("/audit", params={"tenant": "other"}).text
+    assert "No matching entries" in closed.http.get("/audit", params={"tenant": "other"}).text
     assert closed.http.get("/audit", params={"tenant": "'; --"}).status_code == 422
     good = closed.http.post("/audit/verify", data={"csrf": guard})
     assert good.status_code == 200 and "The audit log is intact" in good.text and "4 entries" in good.text
@@ -188,6 +188,10 @@ def test_the_audit_log_tells_what_was_changed_and_no_secret(closed: Front, guard
 
 def test_workers_are_shown(sqlite_front: Front) -> None:
     with sqlite_front.app.database.write() as session:
-        workers.announce(session, "host-7", {"cpu": 3})
+        workers.announce(session, "host-7", {"cpu": 3, "gpu": 3})
+        workers.announce(session, "host-8", {"inspect": 4})
     shown = sqlite_front.http.get("/workers")
+    overview = sqlite_front.http.get("/").text
+    assert "2 workers, 0 of 7 slots busy" in shown.text
+    assert '>2</a><span class="hint">0 of 7 slots busy' in overview
     assert shown.status_code == 200 and "host-7" in shown.text and "Reachable" in shown.text

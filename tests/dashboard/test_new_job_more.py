@@ -168,7 +168,7 @@ def test_files_that_cannot_be_used_are_refused_and_what_was_typed_stays(sqlite_f
     blank = Form(sqlite_front.http.get("/new").text)
     for path, files, preprocessing, told in (
         ("/new/model", [], "", "The job cannot start yet"),
-        ("/new/model", [("model_files", ("net.data", b"x"))], "", "must have the extension .onnx"),
+        ("/new/model", [("model_files", ("net.data", b"x"))], "", "no .onnx file among &#39;net.data&#39;"),
         ("/new/model", [("model_files", ("net.onnx", b""))], "", "0 bytes"),
         ("/new/dataset", [], "", "Choose a data file"),
         ("/new/dataset", [("calibration_file", ("a.npz", b"x"))], "imagenet_tff", "did you mean"),

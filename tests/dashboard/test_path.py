@@ -72,12 +72,14 @@ class Visitor:
         self.page.keyboard.press("Control+A")
         self.page.keyboard.type(text)
 
-    def upload(self, label: str, file: Path, chosen: str) -> None:
-        """Choose a file, which is sent at once; waits until what was made of it is chosen."""
+    def upload(self, label: str, file: Path, chosen: str, button: str = "") -> None:
+        """Choose a file, which is sent at once or by a button; waits until what was made of it is chosen."""
         field = self.page.get_by_label(label)
         if self.by_keyboard:
             self.focus(field)
         field.set_input_files(file)
+        if button:
+            self.reach("button", button).press("Enter")
         self.page.locator(f"select[name={chosen}] option:checked:not([value=''])").wait_for(state="attached")
 
     def seen_well(self) -> None:
@@ -95,9 +97,10 @@ def test_from_an_upload_to_a_schedule(browser: Any, running: Service, width: int
     page = visitor.page
     visitor.use("link", "New job", "/new")
     visitor.unfold("Upload files")
-    visitor.write("f-preprocessing", _PREPROCESSING)
     visitor.upload("Upload a model: ONNX file", _EXAMPLE / "digits.onnx", "model_id")
-    visitor.upload("Upload calibration data", _EXAMPLE / "calibration.npz", "calibration_dataset_id")
+    visitor.unfold("Preprocessing as JSON")
+    visitor.write("f-preprocessing", _PREPROCESSING)
+    visitor.upload("Calibration file", _EXAMPLE / "calibration.npz", "calibration_dataset_id", "Upload data")
     running.client.wait_ready(running.client.model(page.locator("select[name=model_id]").input_value()))
     running.client.wait_ready(running.client.dataset(page.locator("select[name=calibration_dataset_id]").input_value()))
     visitor.unfold("Name, labels")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from urllib.parse import parse_qs
@@ -39,6 +40,16 @@ def posted(front: Front, path: str, status: int = 303, **fields: str | list[str]
     return answer.headers.get("location", answer.text)
 
 
+def test_empty_lists_say_what_to_do_first(sqlite_front: Front) -> None:
+    for path in ("models", "datasets", "jobs", "batches", "schedules", "webhooks"):
+        page = shown(sqlite_front, f"/{path}")
+        assert f"No {path} yet" in page and "No matching" not in page and "Clear filters" not in page
+    assert '<details class="uploads" id="uploads" open>' in shown(sqlite_front, "/new")
+    assert "No matching models" in shown(sqlite_front, "/models?search=x")
+    nouns(sqlite_front)
+    assert '<details class="uploads" id="uploads">' in shown(sqlite_front, "/new")
+
+
 @pytest.mark.parametrize("noun", ["model", "dataset"])
 def test_a_noun_is_listed_shown_changed_and_deleted(sqlite_front: Front, noun: str) -> None:
     made = sqlite_front.ready_model() if noun == "model" else sqlite_front.ready_dataset()
@@ -47,6 +58,10 @@ def test_a_noun_is_listed_shown_changed_and_deleted(sqlite_front: Front, noun: s
     assert made in shown(sqlite_front, base) and made not in shown(sqlite_front, f"{base}?search=nothing")
     assert made in shown(sqlite_front, f"{base}?status=ready")
     assert "finding critical" in shown(sqlite_front, f"{base}/{refused}")
+    assert refused not in shown(sqlite_front, base) and f"Show rejected {noun}s" in shown(sqlite_front, base)
+    why = sqlite_front.http.get(f"/v1{base}/{refused}").json()["problems"][0]["detail"]
+    rejected = shown(sqlite_front, f"{base}?status=rejected")
+    assert why in html.unescape(rejected) and f"{refused}/delete" in rejected and made not in rejected
 
     wrong = posted(sqlite_front, f"{base}/{made}/edit", 422, description="kept", tags="no sign")
     assert "kept" in wrong and "is not a tag" in wrong

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from service.contracts.graph_view import TensorGrid
 from tests.dashboard.conftest import Open, Place
@@ -149,8 +150,16 @@ def test_what_is_dropped_is_sent_and_chosen(open_page: Open, place: Place, noun:
     page, zone = seen.page, seen.page.locator(f"[data-drop={noun}][data-chosen={field}]")
     page.locator(f"#f-{field}_other").evaluate("one => { one.value = 'other@1'; }")
     page.locator("#f-preprocessing").evaluate('one => { one.value = \'{"inputs": {"x": {"scale": 0.5}}}\'; }')
-    with made(page, noun) as answer:
+    if noun == "model":
+        with made(page, noun) as answer:
+            drop(page, zone, file, f"{noun} bytes")
+    else:
         drop(page, zone, file, f"{noun} bytes")
+        zone.get_by_text(f"{file}. Choose its preprocessing").wait_for()
+        page.get_by_role("button", name="Start job").first.click()
+        page.get_by_role("alert").get_by_text("not uploaded yet").wait_for()
+        with made(page, noun) as answer:
+            page.get_by_role("button", name="Upload data").click()
     noun_id = answer.value.json()["id"]
     zone.get_by_text(re.compile("validating|no worker", re.I)).or_(zone.locator("progress")).first.wait_for()
     summary = model_summary() if noun == "model" else dataset_summary()
@@ -164,6 +173,33 @@ def test_what_is_dropped_is_sent_and_chosen(open_page: Open, place: Place, noun:
     if noun == "dataset":
         assert place.front.http.get(f"/v1/datasets/{noun_id}").json()["preprocessing"]["inputs"]["x"]["scale"] == 0.5
     assert seen.refused() == [] and seen.troubles == []
+
+
+@pytest.mark.parametrize(
+    ("arrays", "told", "chosen"),
+    [
+        ({"images": np.full((4, 8, 8, 3), 200, np.uint8)}, "images (uint8, 4 × 8 × 8 × 3, 200 to 200)", "cifar10"),
+        ({"pixels": np.full((2, 3, 224, 224), 255, np.float32)}, "255 to 255", "imagenet_torchvision"),
+        ({"x": np.full((5, 28, 28), 128, np.uint8), "labels": np.arange(5)}, "labels (int64, 5, 0 to 4)", "x / 255"),
+        ({"x": np.linspace(-1, 1, 512, dtype=np.float32).reshape(2, 4, 8, 8)}, "float32, 2 × 4 × 8 × 8, -1 to 1", ""),
+        ({"tokens": np.full((4, 16), 30_000)}, "30000 to 30000", ""),
+    ],
+)
+def test_the_preprocessing_is_suggested_by_what_the_file_contains(
+    open_page: Open, tmp_path: Path, arrays: dict[str, Any], told: str, chosen: str
+) -> None:
+    page = open_page("/new").page
+    page.locator("#uploads").evaluate("one => { one.open = true; }")
+    zone = page.locator("[data-drop=dataset]").first
+    np.savez_compressed(tmp_path / "packed.npz", **arrays)
+    np.savez(tmp_path / "plain.npz", **arrays)
+    save_file({name: np.ascontiguousarray(one) for name, one in arrays.items()}, tmp_path / "plain.safetensors")
+    for name in ("packed.npz", "plain.npz", "plain.safetensors"):
+        page.locator("#f-calibration_file").set_input_files(tmp_path / name)
+        zone.get_by_text(f"{name}: ").wait_for()
+        assert told in zone.locator(".upload").inner_text()
+        seen = page.locator("#f-preprocessing_name option:checked").inner_text()
+        assert chosen in seen if chosen else seen.startswith("None")
 
 
 @pytest.fixture(scope="module")
@@ -253,6 +289,12 @@ def test_ids_are_copied_and_times_are_local(open_page: Open, place: Place) -> No
     page.get_by_role("status").get_by_text("Copied").wait_for()
     assert page.evaluate("navigator.clipboard.readText()").startswith("curl --fail-with-body")
     assert seen.refused() == [] and seen.troubles == []
+
+
+def test_a_new_schedule_begins_in_the_time_zone_of_the_browser(open_page: Open) -> None:
+    page = open_page("/schedules/new?from={succeeded}", timezone_id="Asia/Tokyo").page
+    page.locator("#reading", has_text="(Asia/Tokyo)").wait_for()
+    assert page.locator("#f-timezone").input_value() == "Asia/Tokyo"
 
 
 def test_a_card_and_the_list_of_presets_exclude_each_other(open_page: Open) -> None:

@@ -124,7 +124,7 @@ def test_deliveries_are_shown_by_state_and_sent_again(closed: Front, guard: str)
     assert closed.http.post(f"{page}/deliveries/dlv_none/redeliver", data={"csrf": guard}).status_code == 404
     set_endpoint(database, webhook_id, failing_since=1.0, dropped_events=3)
     shown = closed.http.get(page).text
-    assert "Failing since" in shown and "disabled after 24 h" in shown and "3 events" in shown
+    assert "Failing since" in shown and "disabled after 24 h of failures" in shown and "3 events" in shown
     assert "✖ Failing" in closed.http.get("/webhooks").text
 
 
@@ -213,6 +213,7 @@ def test_a_gate_that_the_form_does_not_show_stays(sqlite_front: Front, job_id: s
 
 def test_a_cron_expression_is_read_in_words(sqlite_front: Front, job_id: str) -> None:
     form = sqlite_front.http.get("/schedules/new", params={"from": job_id}).text
+    assert 'name="timezone" type="text" value="UTC"' in form
     assert "At 03:00 every day" in form and form.count("data-local") == 3
     asked = {"cron": "30 6 * * 1", "timezone": "Europe/Berlin"}
     found = sqlite_front.http.get("/schedules/reading", params=asked).text

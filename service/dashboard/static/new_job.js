@@ -85,15 +85,32 @@ const makers = {
 };
 
 // What is written holds over the list; of pictures that are stored as arrays a name says nothing of size and crop.
+const prepared = form.elements.preprocessing_name, seenImages = new WeakMap();
 const preprocessing = file => {
-  const list = form.elements.preprocessing_name, text = value("preprocessing") || list.value;
+  const text = value("preprocessing") || prepared.value;
   if (!text) return {};
-  if (text.startsWith("{")) {
-    try { return { preprocessing: JSON.parse(text) }; } catch (error) { throw new Error(`The preprocessing is not JSON: ${error.message}`); }
+  const offered = [...prepared.options].find(one => one.value === text);
+  const arrays = prepared.dataset.arrayEndings.split(" ").some(ending => file.name.toLowerCase().endsWith(ending));
+  if (offered && arrays) {
+    const spec = JSON.parse(offered.dataset.arrays), found = seenImages.get(file);
+    if (found) Object.assign(spec.inputs["*"], { array: found.array, layout: found.layout });
+    return { preprocessing: spec };
   }
-  const named = [...list.options].find(one => one.value === text);
-  const arrays = list.dataset.arrayEndings.split(" ").some(ending => file.name.toLowerCase().endsWith(ending));
-  return { preprocessing: named && arrays ? JSON.parse(named.dataset.arrays) : text };
+  if (!text.startsWith("{")) return { preprocessing: text };
+  try { return { preprocessing: JSON.parse(text) }; } catch (error) { throw new Error(`The preprocessing is not JSON: ${error.message}`); }
+};
+
+// What a chosen file contains, in words; its preprocessing is preselected unless somebody has chosen one.
+let decided = Boolean(value("preprocessing") || prepared.value);
+for (const one of [prepared, form.elements.preprocessing]) one.addEventListener("input", () => { decided = true; });
+const described = async file => {
+  const { arraysOf, words, images } = await import(prepared.dataset.reader);
+  const arrays = await arraysOf(file), found = images(arrays);
+  if (found) seenImages.set(file, found);
+  if (!decided) prepared.value = !found ? "" : found.channels !== 3 ? prepared.options[1].value : found.side <= 32 ? "cifar10" : "imagenet_torchvision";
+  const told = arrays.slice(0, 4).map(words).join(", ") + (arrays.length > 4 ? ` and ${arrays.length - 4} more` : "");
+  const then = found && !decided ? " Values of 0 to 255: a preprocessing is preselected. Check it, then press Upload data." : " Choose its preprocessing, then press Upload data.";
+  return `${file.name}${told && `: ${told}`}.${then}`;
 };
 
 // The whole page as the server has it for what the form holds now; null where there is none.
@@ -110,7 +127,7 @@ const check = async () => {
 };
 
 // A page that is left takes the uploads with it that have not ended.
-const uploading = new Set();
+const uploading = new Set(), held = new Map();
 for (const zone of document.querySelectorAll("[data-drop]")) {
   const input = zone.querySelector("input[type=file]"), out = zone.querySelector(".upload");
   const bar = document.createElement("progress"), words = document.createElement("p");
@@ -124,6 +141,7 @@ for (const zone of document.querySelectorAll("[data-drop]")) {
   const go = async files => {
     if (!files.length || busy) return;
     busy = true;
+    held.delete(zone);
     const chosen = files[0].name;
     uploading.add(chosen);
     zone.closest("details").open = true;
@@ -138,22 +156,53 @@ for (const zone of document.querySelectorAll("[data-drop]")) {
     } catch (error) {
       words.textContent = `✖ ${error.message}`;
       words.className = "bad";
+      if (zone.dataset.drop === "dataset") held.set(zone, () => go(files));
     }
     bar.remove();
     uploading.delete(chosen);
     busy = false;
   };
-  zone.querySelector(".send").hidden = true;
+  // Data is sent when its preprocessing is chosen: by the button.
+  const hold = async files => {
+    if (busy) return;
+    if (input.files !== files) input.files = files;
+    const [file] = files;
+    out.replaceChildren();
+    held.delete(zone);
+    if (!file) return;
+    held.set(zone, () => go([file]));
+    zone.closest("details").open = true;
+    const told = await described(file);
+    if (busy || input.files[0] !== file) return;
+    words.className = "hint";
+    words.textContent = told;
+    out.replaceChildren(words);
+  };
+  const take = zone.dataset.drop === "dataset" ? hold : go;
   zone.querySelector(".dropping").hidden = false;
-  input.addEventListener("change", () => go(input.files));
+  input.addEventListener("change", () => take(input.files));
   zone.addEventListener("dragover", event => { event.preventDefault(); zone.classList.add("over"); });
   zone.addEventListener("dragleave", () => zone.classList.remove("over"));
   zone.addEventListener("drop", event => {
     event.preventDefault();
     zone.classList.remove("over");
-    go(event.dataTransfer.files);
+    take(event.dataTransfer.files);
   });
 }
+const sayFirst = text => {
+  const told = document.createElement("p");
+  told.className = "bad";
+  told.setAttribute("role", "alert");
+  told.textContent = text;
+  document.getElementById("told").replaceChildren(told);
+  told.scrollIntoView({ block: "nearest" });
+};
+form.querySelector(".send").hidden = true;
+form.querySelector("[data-send=dataset]").addEventListener("click", async event => {
+  event.preventDefault();
+  if (!held.size) sayFirst("Choose a data file first.");
+  for (const go of [...held.values()]) await go();
+});
 
 // A preset is one of the cards, or one of the list of all others.
 const cards = [...document.querySelectorAll("input[name='c:/preset']")], others = document.getElementById("more-presets");
@@ -195,13 +244,11 @@ form.addEventListener("change", event => {
 form.addEventListener("submit", event => {
   if (uploading.size) {
     event.preventDefault();
-    const told = document.createElement("p");
-    told.className = "bad";
-    told.setAttribute("role", "alert");
-    told.textContent = `${[...uploading].join(", ")}: still uploading. Try again when it is ready.`;
-    document.getElementById("told").replaceChildren(told);
-    told.scrollIntoView({ block: "nearest" });
-    return;
+    return sayFirst(`${[...uploading].join(", ")}: still uploading. Try again when it is ready.`);
+  }
+  if (held.size && ["start", "check"].includes(event.submitter?.value)) {
+    event.preventDefault();
+    return sayFirst("A data file is chosen and not uploaded yet. Press Upload data first.");
   }
   if (event.submitter?.value === "start") setTimeout(() => { event.submitter.disabled = true; });
 });

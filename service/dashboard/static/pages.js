@@ -61,19 +61,25 @@ setInterval(() => {
 }, 5000);
 new MutationObserver(localize).observe(document.getElementById("content"), { childList: true, subtree: true });
 
+// A new schedule runs in the time zone of whoever makes it.
+const zone = document.querySelector("[data-zone]");
+if (zone) zone.value = Intl.DateTimeFormat().resolvedOptions().timeZone || zone.value;
+
 // What a schedule's cron expression means, while it is typed.
 const reading = document.querySelector("[data-reading]");
 if (reading) {
   let turn = 0;
-  reading.closest("form").addEventListener("input", async ({ target }) => {
-    const mine = ++turn, { cron, timezone } = target.form.elements;
-    if (target !== cron && target !== timezone) return;
+  const form = reading.closest("form"), { cron, timezone } = form.elements;
+  const read = async () => {
+    const mine = ++turn;
     await new Promise(done => setTimeout(done, 300));
     if (mine !== turn) return;
     const query = new URLSearchParams({ cron: cron.value, timezone: timezone.value });
     const answer = await fetch(`${reading.dataset.reading}?${query}`).catch(() => null);
     if (mine === turn && answer?.ok) reading.innerHTML = await answer.text();
-  });
+  };
+  form.addEventListener("input", ({ target }) => { if (target === cron || target === timezone) read(); });
+  if (zone) read();
 }
 
 const again = document.querySelector("[data-refresh]");

@@ -348,7 +348,11 @@ def _both_ways(
 def _told(step: Step[Any], tried: Tried, toolkit: Toolkit, judge: Judge) -> AlgorithmFigures:
     """What became of a step, for the report and in the log."""
     outcome = _figures(step, tried, judge)
-    toolkit.services.run.log(f"{step.method}: {outcome.summary}", "info" if outcome.kept else "warning")
+    reason = tried.result.reason
+    if reason is not None and reason.by_design:
+        toolkit.services.run.log(f"{step.method}: skipped: {outcome.summary}")
+    else:
+        toolkit.services.run.log(f"{step.method}: {outcome.summary}", "info" if outcome.kept else "warning")
     return outcome
 
 
