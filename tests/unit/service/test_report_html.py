@@ -84,7 +84,7 @@ FACTS = (
     "Required confidence: 95 %.", "2.65 MiB", "The quantized file is at most 3.81 MiB (4,000,000 bytes)",
     "? undecided", "✖ failed", "✔ passed", "Output SQNR is at least 20.00 dB", "0.95x 95 % CI: 0.90 to 1.02",
     "Keep the two worst layers in float.", "Two layers fall by 9 dB.", "Tried: helped.",
-    "top1 85.62 % → 86.01 % on 438 samples, in 12.50 s.", '"exclude": [ "/features/0", "/classifier" ]',
+    "top1 85.62 % → 86.01 % on 438 samples, in 12 s.", '"exclude": [ "/features/0", "/classifier" ]',
     "Not tried.", "No configuration change helps here.", "class 3", "91.25", "88.75",
     "3 of 4 nodes quantized; 1 more node has no floating-point output.", "fused with /features/1",
     "3.38 KiB → 864 B", "18.5 %", "adaround +3.2 dB", "weights int8, activations uint8", "0.125 % clipped",
@@ -93,7 +93,7 @@ FACTS = (
     "Without: 19.00 dB, top1 84.5; with: 21.50 dB, top1 85.5, on 64 samples.", "-8 to 8", "-2 to 2",
     "12 → 1.5", "25.0 %", "epoch 3 selected", "Stopped by: patience", "3 (selected)", "22.00 dB",
     "int8 + adaround (chosen) (Pareto-optimal)", "Search ended: everything was tried. Goal met.",
-    "Duration 14.75 s, peak memory 495.91 MiB.", "weight scales raised so that the int32 bias fits",
+    "Duration 15 s, peak memory 495.91 MiB.", "weight scales raised so that the int32 bias fits",
     "27 nodes folded into the linear node before them", "1 of 2 passes applied", "9d9d9d", "aaaaaa",
     "onnxruntime 1.31.1", '"max_size_bytes": 4000000', "7, 2",
 )
