@@ -115,7 +115,7 @@ def test_a_collapse_and_a_failed_gate_lead_wherever_a_job_is_shown(sqlite_front:
                 path
             )
         assert "succeeded in" in shown(sqlite_front, f"/jobs/{job_id}"), "the state keeps its name"
-        warned = "This recipe collapsed" if told == "Collapsed" else "This job has a bad result: failed quality gate"
+        warned = "This recipe collapsed" if told == "Collapsed" else "This job has a bad result: gate failed"
         schedule = shown(sqlite_front, f"/schedules/new?from={job_id}")
         assert "Each run would repeat it" not in shown(sqlite_front, f"/schedules/new?from={sqlite_front.new_job()}")
         assert warned in schedule and f'<a href="/jobs/{job_id}">Look at the job</a>' in schedule
