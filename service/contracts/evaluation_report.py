@@ -237,6 +237,10 @@ class ReportOutline(Contract):
     latency_ratio: float | None = Field(
         description="Quantized latency divided by float latency; null if latency was not measured."
     )
+    float_latency_ms: float | None = Field(default=None, description="Latency of the float model; null: not timed.")
+    quantized_latency_ms: float | None = Field(
+        default=None, description="Latency of the quantized model; null: not timed, or not known."
+    )
     latency_significant: bool | None = Field(
         default=None, description="Whether one model is known to be faster; null: not timed, or not known."
     )
@@ -263,9 +267,7 @@ class ReportOutline(Contract):
             top1_agreement=report.fidelity.top1_agreement,
             float_size_bytes=report.float_.size_bytes,
             quantized_size_bytes=report.quantized.size_bytes,
-            latency_ratio=None if report.latency is None else report.latency.ratio,
-            latency_significant=None if report.latency is None else report.latency.verdict != "undecided",
-            latency_not_representative=_is_simulated(report.latency),
+            **_latency(report.latency),
             collapsed=any(clause.is_collapse for clause in report.gate),
             critical_findings=sum(finding.severity == "critical" for finding in report.findings),
         )
@@ -280,12 +282,18 @@ class ReportOutline(Contract):
             top1_agreement=None if report.fidelity is None else report.fidelity.top1_agreement,
             float_size_bytes=None if report.reference is None else report.reference.size_bytes,
             quantized_size_bytes=report.model.size_bytes,
-            latency_ratio=None if report.latency is None else report.latency.ratio,
-            latency_significant=None if report.latency is None else report.latency.verdict != "undecided",
-            latency_not_representative=_is_simulated(report.latency),
+            **_latency(report.latency),
             collapsed=any(clause.is_collapse for clause in report.gate),
         )
 
 
-def _is_simulated(latency: LatencyFigures | None) -> bool:
-    return latency is not None and latency.not_representative is not None
+def _latency(latency: LatencyFigures | None) -> dict[str, Any]:
+    if latency is None:
+        return {"latency_ratio": None}
+    return {
+        "latency_ratio": latency.ratio,
+        "float_latency_ms": latency.float_ms,
+        "quantized_latency_ms": latency.quantized_ms,
+        "latency_significant": latency.verdict != "undecided",
+        "latency_not_representative": latency.not_representative is not None,
+    }
