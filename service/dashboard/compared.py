@@ -168,6 +168,8 @@ def _latency_cell(one: ComparedJob, first: ComparedJob) -> Cell:
     if one.latency_ratio is None or one.latency_ratio <= 0:
         return _NONE
     value = speed(one.latency_ratio)
+    if latency_change(one.latency_ratio, one.latency_ratio_interval).significant is False:
+        value = f"{value} (not significant)"
     if one.latency_not_representative or first.latency_not_representative:
         return Cell(value, note=NOT_REPRESENTATIVE if one.latency_not_representative else "")
     if one is first or first.latency_ratio is None or first.latency_ratio <= 0:
