@@ -24,6 +24,7 @@ from service.reports.figures import figure, metric_title, name, size
 # The metric whose paired test is that of the decisions, where data has labels.
 TOP1 = "top1"
 _RELATIVE = ("faster", "slower")
+_SAME = "same as float"
 
 
 def recipe_of(job: ComparedJob) -> str:
@@ -168,7 +169,7 @@ def _latency_cell(one: ComparedJob, first: ComparedJob) -> Cell:
     if one.latency_ratio is None or one.latency_ratio <= 0:
         return _NONE
     value = speed(one.latency_ratio)
-    if latency_change(one.latency_ratio, one.latency_ratio_interval).significant is False:
+    if latency_change(one.latency_ratio, one.latency_ratio_interval).significant is False and value != _SAME:
         value = f"{value} (not significant)"
     if one.latency_not_representative or first.latency_not_representative:
         return Cell(value, note=NOT_REPRESENTATIVE if one.latency_not_representative else "")
@@ -184,7 +185,7 @@ def _latency_cell(one: ComparedJob, first: ComparedJob) -> Cell:
 def speed(ratio: float) -> str:
     """A latency over that of the float model: "1.80x faster than float"."""
     change = ratio_words(ratio)
-    return f"{change} than float" if change.endswith(_RELATIVE) else "same as float"
+    return f"{change} than float" if change.endswith(_RELATIVE) else _SAME
 
 
 class ConfigRow(NamedTuple):
