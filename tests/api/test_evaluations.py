@@ -65,6 +65,7 @@ def test_an_evaluation_is_a_job_with_a_report(front: Front) -> None:
     assert job["config"]["evaluation"]["gate"]["min_sqnr_db"] == 20.0
     assert job["figures"]["metrics"][0] == {
         "name": "top1", "unit": "%", "float": 90.0, "quantized": 89.5, "drop": 0.5, "significant": None,
+        "drop_interval": None, "samples": None,
     }  # fmt: skip
     report = front.http.get(f"/v1/jobs/{job_id}/report").json()
     assert report == make_evaluation("pass").to_json_dict()

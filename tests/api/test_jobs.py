@@ -207,6 +207,7 @@ def test_a_succeeded_job_links_to_what_it_made(front: Front) -> None:
     assert listed == [job]
     assert (job["model_name"], job["model_version"]) == ("tiny", 1)
     metric = {"name": "top1", "unit": "%", "float": 90.0, "quantized": 89.5, "drop": 0.5, "significant": None}
+    metric |= {"drop_interval": None, "samples": None}
     assert job["figures"]["metrics"] == [metric]
     assert (job["figures"]["quantized_size_bytes"], job["figures"]["sqnr_db"]) == (1000, 30.0)
     assert job["seconds"] >= 0
