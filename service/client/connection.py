@@ -54,7 +54,7 @@ def find_service(url: str | None = None, key: str | None = None) -> Place:
         address,
         # a proxy from the environment must not come between this host and itself
         trust_environment=urlsplit(address).hostname not in _LOOPBACK,
-        headers={"Authorization": f"Bearer {found}"} if found else {},
+        key=found or None,
     )
 
 

@@ -7,7 +7,7 @@ import inspect
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator
 from contextlib import aclosing, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import (
     Any,
     ClassVar,
@@ -26,6 +26,7 @@ import anyio
 import anyio.to_thread
 import httpx
 
+from service.client.errors import shown
 from service.client.steps import (
     BLOCK_BYTES,
     FAILURES,
@@ -46,6 +47,8 @@ from service.client.steps import (
 _CONNECT_SECONDS = 10.0
 # Nothing of a body moves for so long: the connection is dead, and there is time left for another one.
 _STALL_SECONDS = 30.0
+# Four characters of a key that long tell nothing of the others.
+_TELLABLE_CHARACTERS = 24
 _Calls = TypeVar("_Calls")
 _Given = ParamSpec("_Given")
 _T = TypeVar("_T")
@@ -54,11 +57,22 @@ _Made = TypeVar("_Made")
 
 @dataclass(frozen=True)
 class Place:
-    """A service as drivers reach it."""
+    """A service as drivers reach it; its repr tells of the key what tells keys apart."""
 
     url: str
     trust_environment: bool  # whether proxies of the environment may come between
-    headers: dict[str, str] = field(default_factory=dict)
+    key: str | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of every request."""
+        return {} if self.key is None else {"Authorization": f"Bearer {self.key}"}
+
+    def __repr__(self) -> str:
+        told = "no key" if self.key is None else "key set"
+        if self.key is not None and len(self.key) >= _TELLABLE_CHARACTERS:
+            told = f"key ends in {self.key[-4:]}"
+        return f"Place({shown(self.url)!r}, {told})"
 
 
 class BlockingDriver:

@@ -89,5 +89,11 @@ def test_names_are_there_when_asked_and_nothing_is_loaded_before() -> None:
 
 
 def test_a_client_shows_its_service_and_no_secret() -> None:
-    shown = repr(quantmill.Client("http://user:word@127.0.0.1:1", key="secret"))
-    assert shown == "Client('http://127.0.0.1:1')"
+    key = "qm_0123456789abcdef_hidden-IFAI"
+    for kind in (quantmill.Client, quantmill.AsyncClient):
+        client = kind("http://user:word@127.0.0.1:1", key=key)
+        assert repr(client) == f"{kind.__name__}('http://127.0.0.1:1')"
+        assert repr(client.place) == "Place('http://127.0.0.1:1', key ends in IFAI)"
+        told = " ".join(repr(getattr(client, name)) for name in {*dir(client), *vars(client)})
+        assert "hidden" not in told and "user:word" not in told
+    assert "key set" in repr(quantmill.Client("http://127.0.0.1:1", key="short").place)
