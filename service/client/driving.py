@@ -8,13 +8,15 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator
 from contextlib import aclosing, closing
 from dataclasses import dataclass
+from types import MethodType
 from typing import (
     Any,
     ClassVar,
     Concatenate,
+    ForwardRef,
     Generic,
+    NamedTuple,
     ParamSpec,
-    Self,
     TypeVar,
     cast,
     get_args,
@@ -225,6 +227,13 @@ async def _blocks_awaited(part: FilePart) -> AsyncIterator[bytes]:
             part.sent(offset)
 
 
+class _OwnDefault:
+    """Stands in a signature for a default that the call's description tells."""
+
+    def __repr__(self) -> str:
+        return "..."
+
+
 def checked(steps: Callable[_Given, _T]) -> Callable[_Given, _T]:
     """``steps`` with the keywords of a ``TypedDict``, if it takes such, checked like those of any signature."""
     signature = inspect.signature(steps)
@@ -232,12 +241,9 @@ def checked(steps: Callable[_Given, _T]) -> Callable[_Given, _T]:
     if last.kind is not inspect.Parameter.VAR_KEYWORD or not str(last.annotation).startswith("Unpack["):
         return steps
     keywords = get_args(get_type_hints(steps)[last.name])[0]
-    optional = dict.fromkeys(keywords.__optional_keys__)
-    named = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=optional.get(name, inspect.Parameter.empty))
-        for name in keywords.__annotations__
-    ]
-    known = signature.replace(parameters=[*[*signature.parameters.values()][:-1], *named])
+    known = signature.replace(
+        parameters=[*[*signature.parameters.values()][:-1], *_keywords_of(keywords, steps.__doc__ or "")]
+    )
 
     @functools.wraps(steps)
     def call(*args: _Given.args, **kwargs: _Given.kwargs) -> _T:
@@ -246,6 +252,25 @@ def checked(steps: Callable[_Given, _T]) -> Callable[_Given, _T]:
 
     call.__signature__ = known  # type: ignore[attr-defined]
     return call
+
+
+def _keywords_of(keywords: Any, described: str) -> list[inspect.Parameter]:
+    """The keys of a ``TypedDict`` as parameters, in the order in which they are described."""
+    found = []
+    for name, reference in keywords.__annotations__.items():
+        written = reference.__forward_arg__ if isinstance(reference, ForwardRef) else str(reference)
+        own = None if written.endswith("| None") else _OwnDefault()
+        # postponed annotations hide it from __required_keys__
+        required = written.startswith("Required[")
+        found.append(
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if required else own,
+                annotation=written.removeprefix("Required[").removesuffix("]") if required else written,
+            )
+        )
+    return sorted(found, key=lambda one: described.find(f" {one.name}: "))
 
 
 class Blocking:
@@ -260,51 +285,100 @@ class Awaiting:
     _driver: AwaitingDriver
 
 
-class _Method(Generic[_Calls, _Given, _Made]):
-    """A method of both clients, made of the steps that it takes, which ``_drive`` of a driver does."""
+def _blocking_call(steps: Callable[..., Any]) -> Callable[..., Any]:
+    def call(calls: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return calls._driver.run(steps(calls, *args, **kwargs))
 
-    _drive: ClassVar[str]
+    return call
+
+
+def _awaited_call(steps: Callable[..., Any]) -> Callable[..., Any]:
+    async def call(calls: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return await calls._driver.run(steps(calls, *args, **kwargs))
+
+    return call
+
+
+def _iteration(steps: Callable[..., Any]) -> Callable[..., Any]:
+    def call(calls: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return calls._driver.iterate(steps(calls, *args, **kwargs))
+
+    return call
+
+
+class _Form(NamedTuple):
+    """What a method is on one of the clients."""
+
+    made: Callable[[Callable[..., Any]], Callable[..., Any]]  # of its steps
+    wrapper: Any = None  # of what the steps give; None: that itself is returned
+
+
+class _Method(Generic[_Calls, _Given, _Made]):
+    """A method of both clients, made of the steps that it takes: a function like any other, to ``help`` and editors."""
+
+    _blocking: ClassVar[_Form]
+    _awaited: ClassVar[_Form]
 
     def __init__(self, steps: Callable[Concatenate[_Calls, _Given], _Made]) -> None:
-        self.steps = checked(steps)
         self.__doc__ = steps.__doc__
+        known = checked(steps)
+        self._functions = {False: _described(known, self._blocking), True: _described(known, self._awaited)}
 
-    def _bound(self, instance: Any) -> Any:
-        if instance is None:
-            return self
+    def _of(self, instance: Any, owner: type) -> Any:
+        function = self._functions[issubclass(owner, Awaiting)]
+        return function if instance is None else MethodType(function, instance)
 
-        @functools.wraps(self.steps)
-        def call(*args: _Given.args, **kwargs: _Given.kwargs) -> Any:
-            return getattr(instance._driver, self._drive)(self.steps(instance, *args, **kwargs))
 
-        return call
+def _described(steps: Callable[..., Any], form: _Form) -> Callable[..., Any]:
+    """The function of a form, with the signature of its steps and what it returns itself."""
+    function = functools.wraps(steps)(form.made(steps))
+    signature = inspect.signature(steps)
+    # written Steps[X], or Items[X, None]
+    item = str(signature.return_annotation).partition("[")[2].removesuffix("]").removesuffix(", None")
+    shown = item if form.wrapper is None else f"{form.wrapper.__name__}[{item}]"
+    function.__annotations__ = {
+        **function.__annotations__,
+        "return": item if form.wrapper is None else form.wrapper[item],
+    }
+    function.__signature__ = signature.replace(return_annotation=shown)  # type: ignore[attr-defined]
+    return function
 
 
 class Call(_Method[_Calls, _Given, Steps[_T]], Generic[_Calls, _Given, _T]):
     """A method that returns what its steps end with."""
 
-    _drive = "run"
+    _blocking = _Form(_blocking_call)
+    _awaited = _Form(_awaited_call)
 
     @overload
-    def __get__(self, instance: None, owner: type) -> Self: ...
+    def __get__(
+        self, instance: None, owner: type[Awaiting]
+    ) -> Callable[Concatenate[Any, _Given], Coroutine[Any, Any, _T]]: ...
+    @overload
+    def __get__(self, instance: None, owner: type) -> Callable[Concatenate[Any, _Given], _T]: ...
     @overload
     def __get__(self, instance: Blocking, owner: type) -> Callable[_Given, _T]: ...
     @overload
     def __get__(self, instance: Awaiting, owner: type) -> Callable[_Given, Coroutine[Any, Any, _T]]: ...
     def __get__(self, instance: Any, owner: type) -> Any:
-        return self._bound(instance)
+        return self._of(instance, owner)
 
 
 class Each(_Method[_Calls, _Given, Items[_T, None]], Generic[_Calls, _Given, _T]):
     """A method that gives an iterator over the items of its steps."""
 
-    _drive = "iterate"
+    _blocking = _Form(_iteration, Iterator)
+    _awaited = _Form(_iteration, AsyncIterator)
 
     @overload
-    def __get__(self, instance: None, owner: type) -> Self: ...
+    def __get__(
+        self, instance: None, owner: type[Awaiting]
+    ) -> Callable[Concatenate[Any, _Given], AsyncGenerator[_T, None]]: ...
+    @overload
+    def __get__(self, instance: None, owner: type) -> Callable[Concatenate[Any, _Given], Generator[_T, None, None]]: ...
     @overload
     def __get__(self, instance: Blocking, owner: type) -> Callable[_Given, Generator[_T, None, None]]: ...
     @overload
     def __get__(self, instance: Awaiting, owner: type) -> Callable[_Given, AsyncGenerator[_T, None]]: ...
     def __get__(self, instance: Any, owner: type) -> Any:
-        return self._bound(instance)
+        return self._of(instance, owner)

@@ -213,9 +213,7 @@ def _options_of(kind: Any) -> Iterator[inspect.Parameter]:
     hints = get_type_hints(kind, include_extras=True)
     for one in fields(kind):
         default = inspect.Parameter.empty if one.default is MISSING else one.default
-        yield inspect.Parameter(
-            one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[one.name]
-        )
+        yield inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[one.name])
 
 
 def _knock(address: str) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+import pydoc
 import subprocess
 import sys
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +100,27 @@ def test_a_client_shows_its_service_and_no_secret() -> None:
         told = " ".join(repr(getattr(client, name)) for name in {*dir(client), *vars(client)})
         assert "hidden" not in told and "user:word" not in told
     assert "key set" in repr(quantmill.Client("http://127.0.0.1:1", key="short").place)
+
+
+@pytest.mark.parametrize("kind", [quantmill.Client, quantmill.AsyncClient])
+def test_methods_are_functions_that_say_what_they_take_and_return(kind: type) -> None:
+    methods = {name: getattr(kind, name) for name in dir(kind) if not name.startswith("_")}
+    assert len(methods) > 60
+    for name, method in methods.items():
+        assert inspect.isfunction(method) and method.__doc__, name
+        typing.get_type_hints(method)
+    told = inspect.signature(methods["submit"])
+    assert [*told.parameters][:5] == ["self", "model", "calibration", "evaluation", "config"]
+    assert told.parameters["model"].default is inspect.Parameter.empty
+    assert told.return_annotation == "JobOut"
+    awaited = kind is quantmill.AsyncClient
+    assert inspect.iscoroutinefunction(methods["submit"]) == awaited
+    assert inspect.signature(methods["jobs"]).return_annotation == f"{'Async' * awaited}Iterator[JobListed]"
+    bound = kind("http://127.0.0.1:1").submit
+    assert inspect.ismethod(bound) and "self" not in inspect.signature(bound).parameters
+    assert "submit(self, *, model: 'ModelOut | str', calibration" in pydoc.plain(pydoc.render_doc(kind))
+
+
+def test_what_a_call_needs_is_missed_before_it_is_sent() -> None:
+    with pytest.raises(TypeError, match="missing a required argument: 'model'"):
+        quantmill.Client("http://127.0.0.1:1").submit()  # type: ignore[call-arg]
