@@ -10,10 +10,11 @@ from typing import Any, Unpack
 import numpy as np
 
 from quantmill.columns import Columns
-from quantmill.running import Config, Order, Quantized, WorkOptions, as_recipe, model_file, output_path, quantize_into
+from quantmill.running import Order, Quantized, WorkOptions, as_recipe, model_file, output_path, quantize_into
 from service.client.driving import checked
 from service.contracts.command_errors import FileAccessError
 from service.contracts.dataset import PreprocessingSpec, parse_preprocessing
+from service.contracts.documents import Config
 from service.contracts.errors import DatasetArraysError
 from service.contracts.runner import DatasetSource
 
@@ -40,7 +41,8 @@ def quantize(
         calibration: path of a dataset (a file or a folder), or arrays by the names of the model's inputs; None: the
             config calibrates on random data, or not at all.
         evaluation: what both models are compared on; None: the calibration data.
-        config: a preset's name, a config as a dict (AMD Quark's too), or a QuantizationConfig.
+        config: a preset's name, a config as a dict (AMD Quark's too), the path of a config file (.json, .yaml or
+            .toml), or a QuantizationConfig.
         preprocessing: how the data becomes model inputs: a name, a dict, or a PreprocessingSpec.
         evaluation_preprocessing: of the evaluation data; None: the same.
         client: of a service that does the work; None: this process does.

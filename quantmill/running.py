@@ -16,9 +16,9 @@ from service.client import Client, DownloadCorruptError
 from service.contracts.brief import Brief, Row
 from service.contracts.command_errors import FileAccessError
 from service.contracts.config import QuantizationConfig
+from service.contracts.documents import Config, config_document, config_file, in_file
 from service.contracts.errors import InvalidConfigError
 from service.contracts.evaluation_checks import check_no_function
-from service.contracts.graph_files import with_graphs
 from service.contracts.graph_view import GRAPH_KIND
 from service.contracts.report import Report
 from service.contracts.runner import FILE_PATTERN, DatasetSource, QuantizeTask
@@ -28,7 +28,6 @@ from service.quark import read_config, translate_document
 if TYPE_CHECKING:
     from worker.quantizer.run.interface import Run
 
-Config = str | Mapping[str, Any] | QuantizationConfig
 # By name: a function, or an entry of evaluation.metrics with it under "function".
 Metrics = Mapping[str, Callable[..., float] | Mapping[str, Any]]
 _UNNAMED = "lambda"
@@ -73,7 +72,7 @@ class Recipe:
 
 
 def as_recipe(config: Config, metrics: Metrics | None = None) -> Recipe:
-    """The recipe of a preset's name, of a document (ours or Quark's), or of a config, and of further metrics.
+    """The recipe of a preset's name, of a document (ours or Quark's) or its file, or of a config, and further metrics.
 
     Graphs that a document names by path are read. An entry of ``evaluation.metrics`` may be a function, or an object
     with one under ``function``.
@@ -83,20 +82,12 @@ def as_recipe(config: Config, metrics: Metrics | None = None) -> Recipe:
     """
     if isinstance(config, QuantizationConfig) and not metrics:
         return Recipe(config)
-    document = _document(config)
-    if metrics and translate_document(document) is not None:
-        document = _document(read_config(document))
-    document, functions = _parted(document, metrics or {})
-    return Recipe(read_config(document), functions)
-
-
-def _document(config: Config) -> dict[str, Any]:
-    if isinstance(config, str):
-        return {"preset": config}
-    if isinstance(config, QuantizationConfig):
-        return config.model_dump(mode="json")
-    found: dict[str, Any] = with_graphs(dict(config), Path())
-    return found
+    document = config_document(config)
+    with in_file(config_file(config)):
+        if metrics and translate_document(document) is not None:
+            document = config_document(read_config(document))
+        document, functions = _parted(document, metrics or {})
+        return Recipe(read_config(document), functions)
 
 
 def _parted(document: dict[str, Any], metrics: Metrics) -> tuple[dict[str, Any], dict[str, Callable[..., float]]]:

@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
 from service.batches.schemas import BatchEventOut, BatchListed, BatchOut
-from service.client.connection import Resource, id_of, plain_config
+from service.client.connection import Resource, id_of, with_config
 from service.client.driving import Call, Each
 from service.client.following import Follower, log_of_batch
 from service.client.options import BatchRequest
 from service.client.resources import ResourceCalls
 from service.client.steps import Items, Steps, heard
+from service.contracts.documents import config_document
 from service.jobs.schemas import TERMINAL
 from service.models.schemas import ModelOut
 
@@ -49,7 +50,7 @@ class BatchCalls(ResourceCalls):
         body: dict[str, Any] = {"name": request.get("name"), "labels": dict(request.get("labels") or {})}
         members = request.get("members", ())
         if members:
-            body["members"] = [dict(member) for member in members]
+            body["members"] = [with_config(member) for member in members]
         for model in models:
             yield from self._ready_id(model)
         data = {
@@ -59,7 +60,7 @@ class BatchCalls(ResourceCalls):
         grid: dict[str, Any] = {
             "models": [id_of(model) for model in models],
             "presets": list(request.get("presets", ())),
-            "configs": [plain_config(config) for config in request.get("configs", ())],
+            "configs": [config_document(config) for config in request.get("configs", ())],
             "priority": request.get("priority", 0),
             "device": request.get("device", "auto"),
             "reuse": request.get("reuse", False),

@@ -26,8 +26,7 @@ from service.client.errors import (
 )
 from service.client.steps import FilePart, Give, Items, Send, Sleep, Steps
 from service.contracts.command_errors import InvalidServerError
-from service.contracts.config import QuantizationConfig
-from service.contracts.graph_files import with_graphs
+from service.contracts.documents import config_document
 from service.keys import local
 
 # Which service a client talks to, and by which key: what it was told, what the environment says, or the user's own.
@@ -326,9 +325,7 @@ def id_of(resource: Resource | str) -> str:
     return resource if isinstance(resource, str) else resource.id
 
 
-def plain_config(config: QuantizationConfig | Mapping[str, Any] | None) -> dict[str, Any]:
-    """A config as a request holds it, resolved or as sparse as it is; graphs that it names by path are in place."""
-    if isinstance(config, QuantizationConfig):
-        return config.model_dump(mode="json")
-    found: dict[str, Any] = with_graphs(dict(config or {}), Path())
-    return found
+def with_config(request: Mapping[str, Any]) -> dict[str, Any]:
+    """The request for a job, or changes of one, with its config as requests hold it."""
+    config = request.get("config")
+    return dict(request) if config is None else {**request, "config": config_document(config)}

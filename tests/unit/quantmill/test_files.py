@@ -68,6 +68,9 @@ def test_arrays_and_functions() -> None:
             "InvalidConfigError",
             "cannot be read: no.onnx",
         ),
+        ({"config": "no.yaml"}, "FileAccessError", "no.yaml cannot be read: No such file"),
+        ({"config": "recipe.ini"}, "InvalidConfigError", "recipe.ini is not a config file"),
+        ({"config": [1]}, "InvalidConfigError", "A config was expected, not list"),
         ({"calibration": "no.npz"}, "FileAccessError", "no such file"),
         ({"calibration": {"image": 3}}, "DatasetError", "not arrays of numbers: image"),
         ({"output": MODEL}, "FileAccessError", "written over"),
@@ -78,6 +81,17 @@ def test_what_is_refused(given: dict[str, Any], error: str, told: str) -> None:
     with pytest.raises(getattr(quantmill, error)) as caught:
         quantize(**given)
     assert told in str(caught.value)
+
+
+def test_a_config_is_a_file_as_well(tmp_path: Path) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text("preset: int8\nseed: 7\n")
+    for config in (str(file), file):
+        assert quantize(config=config).report.manifest.config.seed == 7
+    file.write_text("preset: int8\nsead: 7\n")
+    with pytest.raises(quantmill.InvalidConfigError, match="did you mean 'seed'") as caught:
+        quantize(config=file)
+    assert f"file: {file}, line 2" in caught.value.__notes__
 
 
 def test_names_are_there_when_asked_and_nothing_is_loaded_before() -> None:
