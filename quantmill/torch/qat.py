@@ -21,6 +21,7 @@ from quantmill.running import as_recipe, output_path
 from quantmill.torch.data import Stored, store
 from quantmill.torch.export import Exported, export
 from quantmill.torch.verification import threads_here
+from service.contracts.arguments import checked
 from service.contracts.config import QuantizationConfig
 from service.contracts.documents import Config
 from service.contracts.errors import InvalidConfigError, InvalidRequestError, UnsupportedModelError
@@ -36,6 +37,7 @@ _METHOD = "qat"
 _FIXED = "fixed_scales"
 
 
+@checked
 def prepare_qat(
     module: nn.Module,
     example_inputs: Any,

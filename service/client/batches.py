@@ -30,11 +30,11 @@ class BatchCalls(ResourceCalls):
 
         Args:
             models: models, their ids or references.
-            presets: names; none: what the configs say.
+            presets: names, such as ["int8", "npu_int8"]; none: what the configs say.
             configs: laid over each preset, as sparse as can be; none: the presets as they are.
             calibration: a dataset for all.
             evaluation: another, to measure accuracy on.
-            members: in place of all these: each the body of ``POST /v1/jobs``.
+            members: in place of all these: each a dict, the body of ``POST /v1/jobs``.
             name: of the batch, and of the grid's jobs.
             labels: likewise.
             priority: of all jobs of the grid.

@@ -13,14 +13,11 @@ from typing import (
     Any,
     ClassVar,
     Concatenate,
-    ForwardRef,
     Generic,
     NamedTuple,
     ParamSpec,
     TypeVar,
     cast,
-    get_args,
-    get_type_hints,
     overload,
 )
 
@@ -45,6 +42,8 @@ from service.client.steps import (
     Step,
     Steps,
 )
+from service.contracts.arguments import checked
+from service.contracts.errors import QuantmillError
 
 _CONNECT_SECONDS = 10.0
 # Nothing of a body moves for so long: the connection is dead, and there is time left for another one.
@@ -80,7 +79,8 @@ class Place:
 class BlockingDriver:
     """Does steps in the thread that asks for them."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, words: Callable[[str], str]) -> None:
+        self._words = words
         self._http = httpx.Client(base_url=place.url, headers=place.headers, trust_env=place.trust_environment)
 
     def close(self) -> None:
@@ -108,6 +108,9 @@ class BlockingDriver:
                     course.answer = self._do(step, course)
                 except FAILURES as error:
                     course.failure = error  # for the steps to handle, or to raise again
+        except QuantmillError as error:
+            error.reword(self._words)
+            raise
         finally:
             course.close()
             for stream in course.opened:
@@ -137,7 +140,8 @@ class BlockingDriver:
 class AwaitingDriver:
     """Does steps in the event loop, asyncio's or trio's; what computes or reads files, in threads of it."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, words: Callable[[str], str]) -> None:
+        self._words = words
         self._http = httpx.AsyncClient(base_url=place.url, headers=place.headers, trust_env=place.trust_environment)
 
     async def close(self) -> None:
@@ -166,6 +170,9 @@ class AwaitingDriver:
                     course.answer = await self._do(step, course)
                 except FAILURES as error:
                     course.failure = error  # for the steps to handle, or to raise again
+        except QuantmillError as error:
+            error.reword(self._words)
+            raise
         finally:
             course.close()
             for stream in course.opened:
@@ -225,52 +232,6 @@ async def _blocks_awaited(part: FilePart) -> AsyncIterator[bytes]:
             yield block
             offset += len(block)
             part.sent(offset)
-
-
-class _OwnDefault:
-    """Stands in a signature for a default that the call's description tells."""
-
-    def __repr__(self) -> str:
-        return "..."
-
-
-def checked(steps: Callable[_Given, _T]) -> Callable[_Given, _T]:
-    """``steps`` with the keywords of a ``TypedDict``, if it takes such, checked like those of any signature."""
-    signature = inspect.signature(steps)
-    last = [*signature.parameters.values()][-1]
-    if last.kind is not inspect.Parameter.VAR_KEYWORD or not str(last.annotation).startswith("Unpack["):
-        return steps
-    keywords = get_args(get_type_hints(steps)[last.name])[0]
-    known = signature.replace(
-        parameters=[*[*signature.parameters.values()][:-1], *_keywords_of(keywords, steps.__doc__ or "")]
-    )
-
-    @functools.wraps(steps)
-    def call(*args: _Given.args, **kwargs: _Given.kwargs) -> _T:
-        known.bind(*args, **kwargs)
-        return steps(*args, **kwargs)
-
-    call.__signature__ = known  # type: ignore[attr-defined]
-    return call
-
-
-def _keywords_of(keywords: Any, described: str) -> list[inspect.Parameter]:
-    """The keys of a ``TypedDict`` as parameters, in the order in which they are described."""
-    found = []
-    for name, reference in keywords.__annotations__.items():
-        written = reference.__forward_arg__ if isinstance(reference, ForwardRef) else str(reference)
-        own = None if written.endswith("| None") else _OwnDefault()
-        # postponed annotations hide it from __required_keys__
-        required = written.startswith("Required[")
-        found.append(
-            inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=inspect.Parameter.empty if required else own,
-                annotation=written.removeprefix("Required[").removesuffix("]") if required else written,
-            )
-        )
-    return sorted(found, key=lambda one: described.find(f" {one.name}: "))
 
 
 class Blocking:

@@ -303,6 +303,8 @@ class JobCalls(ResourceCalls):
     @Call
     def report_file(self, job: Resource | str, form: FormatName) -> Steps[bytes]:
         """The report of a succeeded job as the service renders it: HTML, Markdown, JUnit XML, or CSV of its layers."""
+        if form not in FORMATS:
+            raise InvalidRequestError(f"{form!r} is no format of a report.", hint=f"Formats: {', '.join(FORMATS)}.")
         return (yield from self._request("GET", f"/v1/jobs/{id_of(job)}/{FORMATS[form].path}")).content
 
     @Call

@@ -11,7 +11,7 @@ from service.client.driving import Call, Each
 from service.client.errors import JobFailedError
 from service.client.resources import PushOptions, ResourceCalls, ResourceFilters, told_of
 from service.client.steps import Items, Steps, work
-from service.client.uploads import UploadCalls, UploadProgress, external_files
+from service.client.uploads import UploadCalls, UploadProgress, check_file, external_files
 from service.contracts.dataset import PreprocessingSpec
 from service.contracts.documents import Config, config_document
 from service.contracts.errors import InvalidRequestError
@@ -78,6 +78,7 @@ class ModelCalls(ResourceCalls, UploadCalls):
             raise InvalidRequestError(
                 f"Exactly one file must end in .onnx, found {len(main)}.", hint="All others are its external data."
             )
+        check_file(main[0])
         if form == "onnx" and not external:
             paths += yield from work(lambda: external_files(main[0]))
         files = []

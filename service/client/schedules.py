@@ -81,6 +81,10 @@ class ScheduleCalls(Connection):
     def change_schedule(self, schedule: ScheduleListed, changes: Mapping[str, Any]) -> Steps[ScheduleOut]:
         """Change a schedule that was seen: the fields of ``create_schedule`` by name; what is not named stays.
 
+        Args:
+            schedule: as client.schedule(NAME) gives it.
+            changes: such as {"paused": True}.
+
         Raises:
             ApiError: ``precondition-failed``, if it was due, or somebody else has changed it, since.
         """

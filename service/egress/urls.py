@@ -67,6 +67,8 @@ def check_url(url: str, allowed: Allowed | None = None, *, most_characters: int 
         port = parts.port
     except ValueError:
         raise _refused("url", "The URL is not valid.") from None
+    if not parts.scheme or (not parts.netloc and parts.scheme not in _DEFAULT_PORTS):
+        raise _refused("url", f"{url!r} is not a URL: a URL begins with https://, such as https://example.com/hook.")
     if parts.scheme not in _DEFAULT_PORTS:
         raise _refused("scheme", "Only https URLs are allowed.")
     if not parts.netloc:

@@ -40,7 +40,8 @@ class Service:
             ServerUnreachableError: nobody answers.
             ApiError: whatever the service refuses; without the right key its hint says how to give one.
         """
-        from service.client import Client, UnauthorizedError
+        from service.client import UnauthorizedError
+        from service.client.clients import CommandClient
         from service.client.connection import SERVER_VARIABLE, checked_address
         from service.contracts.command_errors import InvalidServerError
 
@@ -49,7 +50,7 @@ class Service:
                 "--server is empty.", hint="Leave it out to run here, or to use your service where a command needs one."
             )
         told = self.server or os.environ.get(SERVER_VARIABLE) or None
-        with Client(None if told is None else checked_address(told), self.key) as client:
+        with CommandClient(None if told is None else checked_address(told), self.key) as client:
             _knock(client.place.url)
             try:
                 yield client

@@ -71,6 +71,16 @@ def test_arrays_and_functions() -> None:
         ({"config": "no.yaml"}, "FileAccessError", "no.yaml cannot be read: No such file"),
         ({"config": "recipe.ini"}, "InvalidConfigError", "recipe.ini is not a config file"),
         ({"config": [1]}, "InvalidConfigError", "A config was expected, not list"),
+        ({"metrics": "top1"}, "InvalidRequestError", "metrics: expected a dict or None, not str"),
+        ({"metrics": {"top1": 1}}, "InvalidConfigError", "'top1': expected a function, not int"),
+        ({"evaluation": np.zeros(3)}, "InvalidRequestError", "evaluation: expected a string, a path, a dict or None"),
+        ({"calibration": {"image": [1, [2, 3]]}}, "DatasetError", "'image' cannot be an array"),
+        ({"model": None}, "InvalidRequestError", "model: expected a path or an onnx.ModelProto, not NoneType"),
+        ({"output": 5}, "InvalidRequestError", "output: expected a string, a path or None, not int"),
+        ({"output": "/"}, "FileAccessError", "is a folder"),
+        ({"threads": 0}, "InvalidRequestError", "threads: expected 1 or more, not 0"),
+        ({"client": "http://127.0.0.1:1"}, "InvalidRequestError", "client: expected Client or None, not str"),
+        ({"run": print}, "InvalidRequestError", "run: expected an object with the methods of Run"),
         ({"calibration": "no.npz"}, "FileAccessError", "no such file"),
         ({"calibration": {"image": 3}}, "DatasetError", "not arrays of numbers: image"),
         ({"output": MODEL}, "FileAccessError", "written over"),
@@ -81,6 +91,13 @@ def test_what_is_refused(given: dict[str, Any], error: str, told: str) -> None:
     with pytest.raises(getattr(quantmill, error)) as caught:
         quantize(**given)
     assert told in str(caught.value)
+
+
+def test_hints_name_no_routes() -> None:
+    with pytest.raises(quantmill.InvalidConfigError, match="unknown preset") as caught:
+        quantize(config="int9")
+    assert caught.value.hint == "`quantmill presets --all` lists the presets."
+    assert caught.value.__notes__ == [f"hint: {caught.value.hint}"]
 
 
 def test_a_config_is_a_file_as_well(tmp_path: Path) -> None:
@@ -138,3 +155,23 @@ def test_methods_are_functions_that_say_what_they_take_and_return(kind: type) ->
 def test_what_a_call_needs_is_missed_before_it_is_sent() -> None:
     with pytest.raises(TypeError, match="missing a required argument: 'model'"):
         quantmill.Client("http://127.0.0.1:1").submit()  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "told"),
+    [
+        ("submit_batch", {"presets": "int8"}, "presets: expected a list (each a string), not str"),
+        ("submit", {"model": "m", "hand_over": ["x"]}, "(each a dict), not list of str"),
+        ("wait_ready", {"resource": "mdl_x"}, "resource: expected ModelOut or DatasetOut, not str"),
+        ("push_model", {"path": 3}, "path: expected a path or a string, not int"),
+        ("push_model", {"path": "no.onnx"}, "no.onnx cannot be read: there is no such file"),
+        ("clone", {"job": "job_x", "changes": {"name": object()}}, "cannot be written as JSON"),
+        ("job", {"job": "a\nb"}, "is no path of the service"),
+        ("report_file", {"job": "job_x", "form": "pdf"}, "'pdf' is no format of a report"),
+    ],
+)
+def test_a_call_says_what_it_takes(name: str, given: dict[str, Any], told: str) -> None:
+    client = quantmill.Client("http://127.0.0.1:1")
+    with pytest.raises(quantmill.QuantmillError) as caught:
+        getattr(client, name)(**given)
+    assert told in str(caught.value)
