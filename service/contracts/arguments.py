@@ -30,7 +30,7 @@ _LONGEST = 300
 
 
 class _OwnDefault:
-    """Stands in a signature for a default that the function's description tells."""
+    """The default in a signature, if it is one that the function's description tells."""
 
     def __repr__(self) -> str:
         return "..."
