@@ -69,11 +69,14 @@ def check_url(url: str, allowed: Allowed | None = None, *, most_characters: int 
         port = parts.port
     except ValueError:
         raise _refused("url", "The URL is not valid.") from None
-    if not parts.scheme or (not parts.netloc and parts.scheme not in _DEFAULT_PORTS):
-        told = repr(url) if _TELLABLE.fullmatch(url) else "This"
-        raise _refused("url", f"{told} is not a URL: a URL starts with https://, such as https://example.com/hook.")
     if parts.scheme not in _DEFAULT_PORTS:
-        raise _refused("scheme", "Only https URLs are allowed.")
+        told = repr(url) if _TELLABLE.fullmatch(url) else "This"
+        raise _refused(
+            "scheme",
+            "Only https URLs are allowed."
+            if "://" in url
+            else f"{told} is not a URL: a URL starts with https://, such as https://example.com/hook.",
+        )
     if not parts.netloc:
         raise _refused("host", "The URL has no host.")
     if not _AUTHORITY.fullmatch(parts.netloc):
