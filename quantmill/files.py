@@ -10,10 +10,11 @@ from typing import Any, Unpack
 import numpy as np
 
 from quantmill.columns import Columns
-from quantmill.running import Config, Order, Quantized, WorkOptions, as_recipe, model_file, output_path, quantize_into
-from service.client.driving import checked
+from quantmill.running import Order, Quantized, WorkOptions, as_recipe, model_file, output_path, quantize_into
+from service.contracts.arguments import checked
 from service.contracts.command_errors import FileAccessError
 from service.contracts.dataset import PreprocessingSpec, parse_preprocessing
+from service.contracts.documents import Config
 from service.contracts.errors import DatasetArraysError
 from service.contracts.runner import DatasetSource
 
@@ -37,17 +38,22 @@ def quantize(
 
     Args:
         model: path of the float model, or an onnx.ModelProto.
-        calibration: path of a dataset (a file or a folder), or arrays by the names of the model's inputs; None: the
-            config calibrates on random data, or not at all.
-        evaluation: what both models are compared on; None: the calibration data.
-        config: a preset's name, a config as a dict (AMD Quark's too), or a QuantizationConfig.
-        preprocessing: how the data becomes model inputs: a name, a dict, or a PreprocessingSpec.
+        calibration: path of a dataset (a file or a folder), or arrays by the names of the model's inputs, such as
+            {"input": images, "labels": labels}; None: the config calibrates on random data, or not at all.
+        evaluation: what both models are compared on, given like ``calibration``; None: the calibration data.
+        config: a preset's name, a config as a dict (AMD Quark's too), the path of a config file (.json, .yaml or
+            .toml), or a QuantizationConfig.
+        preprocessing: how the data becomes model inputs: a name such as "imagenet_torchvision", a dict, or a
+            PreprocessingSpec.
         evaluation_preprocessing: of the evaluation data; None: the same.
-        client: of a service that does the work; None: this process does.
-        output: path of the quantized model; None: a temporary file, gone when this process ends.
+        client: of a service that does the work, such as quantmill.Client("http://127.0.0.1:8000"); None: this
+            process does.
+        output: path of the quantized model, such as "quantized.onnx"; None: a temporary file, deleted when
+            this process ends.
         threads: CPU threads of the work in this process; None: one per core.
         run: is told the progress of the work in this process, and may cancel it.
-        metrics: Python functions by name, besides the config's metrics; each takes an output over all samples.
+        metrics: Python functions by name, such as {"f1": f1}, besides the config's metrics; each takes an output
+            over all samples and returns a number.
 
     Raises:
         InvalidConfigError: the config is not valid, or names nodes that are not there.
@@ -97,8 +103,15 @@ def _source(data: Data, preprocessing: PreprocessingSpec, place: Path) -> Datase
     return DatasetSource(path=str(path.absolute()), preprocessing=preprocessing)
 
 
+def _array(name: str, values: Any) -> np.ndarray:
+    try:
+        return np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:  # lists of several lengths, a tensor that has no array
+        raise DatasetArraysError(f"{name!r} cannot be an array: {error}", hint=_HINT) from None
+
+
 def _write(data: Mapping[str, Any], path: Path) -> None:
-    arrays = {str(name): np.asarray(array) for name, array in data.items()}
+    arrays = {str(name): _array(str(name), values) for name, values in data.items()}
     unfit = [name for name, array in arrays.items() if array.ndim == 0 or array.dtype.kind not in "biuf"]
     if unfit or not arrays:
         raise DatasetArraysError(f"not arrays of numbers: {', '.join(unfit) or 'nothing is given'}", hint=_HINT)

@@ -16,9 +16,9 @@ from service.client import Client, DownloadCorruptError
 from service.contracts.brief import Brief, Row
 from service.contracts.command_errors import FileAccessError
 from service.contracts.config import QuantizationConfig
-from service.contracts.errors import InvalidConfigError
+from service.contracts.documents import Config, config_document, config_file, in_file
+from service.contracts.errors import InvalidConfigError, InvalidRequestError
 from service.contracts.evaluation_checks import check_no_function
-from service.contracts.graph_files import with_graphs
 from service.contracts.graph_view import GRAPH_KIND
 from service.contracts.report import Report
 from service.contracts.runner import FILE_PATTERN, DatasetSource, QuantizeTask
@@ -27,8 +27,9 @@ from service.quark import read_config, translate_document
 
 if TYPE_CHECKING:
     from worker.quantizer.run.interface import Run
+else:
+    Run = Any  # the engine is loaded when it works: ``quantize_into`` checks it
 
-Config = str | Mapping[str, Any] | QuantizationConfig
 # By name: a function, or an entry of evaluation.metrics with it under "function".
 Metrics = Mapping[str, Callable[..., float] | Mapping[str, Any]]
 _UNNAMED = "lambda"
@@ -73,7 +74,7 @@ class Recipe:
 
 
 def as_recipe(config: Config, metrics: Metrics | None = None) -> Recipe:
-    """The recipe of a preset's name, of a document (ours or Quark's), or of a config, and of further metrics.
+    """The recipe of a preset's name, of a document (ours or Quark's) or its file, or of a config, and further metrics.
 
     Graphs that a document names by path are read. An entry of ``evaluation.metrics`` may be a function, or an object
     with one under ``function``.
@@ -83,20 +84,12 @@ def as_recipe(config: Config, metrics: Metrics | None = None) -> Recipe:
     """
     if isinstance(config, QuantizationConfig) and not metrics:
         return Recipe(config)
-    document = _document(config)
-    if metrics and translate_document(document) is not None:
-        document = _document(read_config(document))
-    document, functions = _parted(document, metrics or {})
-    return Recipe(read_config(document), functions)
-
-
-def _document(config: Config) -> dict[str, Any]:
-    if isinstance(config, str):
-        return {"preset": config}
-    if isinstance(config, QuantizationConfig):
-        return config.model_dump(mode="json")
-    found: dict[str, Any] = with_graphs(dict(config), Path())
-    return found
+    document = config_document(config)
+    with in_file(config_file(config)):
+        if metrics and translate_document(document) is not None:
+            document = config_document(read_config(document))
+        document, functions = _parted(document, metrics or {})
+        return Recipe(read_config(document), functions)
 
 
 def _parted(document: dict[str, Any], metrics: Metrics) -> tuple[dict[str, Any], dict[str, Callable[..., float]]]:
@@ -122,7 +115,8 @@ def _named(entry: Any, functions: dict[str, Callable[..., float]], pointer: str)
     function = entry["function"]
     name = entry.get("name", getattr(function, "__name__", type(function).__name__))
     if not callable(function) or _UNNAMED in name:
-        told = "the function needs a name" if callable(function) else f"function is {type(function).__name__}"
+        kind = type(function).__name__
+        told = "the function needs a name" if callable(function) else f"{name!r}: expected a function, not {kind}"
         raise InvalidConfigError(
             told, pointer=pointer, hint='Give metrics={"NAME": function}; it takes an output and returns a number.'
         )
@@ -140,12 +134,14 @@ def output_path(path: str | Path | None, name: str) -> Path:
     """The path; None: ``name`` in a folder of its own, gone when this process ends.
 
     Raises:
-        FileAccessError: its folder is not there.
+        FileAccessError: its folder is not there, or it is a folder itself.
     """
     if path is None:
         return Path(tempfile.mkdtemp(dir=_temporary_folder().name)) / name
     if not Path(path).absolute().parent.is_dir():
         raise FileAccessError(f"{path} cannot be written: there is no such folder.", hint="Make it, or name another.")
+    if Path(path).is_dir():
+        raise FileAccessError(f"{path} is a folder.", hint=f"Name a file in it, such as {Path(path) / name}.")
     return Path(path)
 
 
@@ -155,11 +151,20 @@ def is_temporary(path: Path) -> bool:
 
 
 def model_file(model: Any, folder: Path) -> Path:
-    """The path of the model; of one in memory a file is made."""
+    """The path of the model; of one in memory a file is made.
+
+    Raises:
+        InvalidRequestError: it is neither.
+    """
     if isinstance(model, str | os.PathLike):
         return Path(model).absolute()
     import onnx
 
+    if not isinstance(model, onnx.ModelProto):
+        raise InvalidRequestError(
+            f"model: expected a path or an onnx.ModelProto, not {type(model).__name__}.",
+            hint="A module of PyTorch is quantized by quantmill.torch.quantize(module, example_inputs, loader).",
+        )
     path = folder / "model.onnx"
     large = model.ByteSize() >= onnx.checker.MAXIMUM_PROTOBUF
     onnx.save(model, path, save_as_external_data=large)
@@ -183,7 +188,9 @@ def quantize_into(path: Path, order: Order, recipe: Recipe, options: WorkOptions
         InvalidConfigError: the config is not valid, or names nodes or modules that are not there.
         QuantmillError: whatever else the engine or the service refuses.
     """
-    client = options.get("client")
+    client, threads = options.get("client"), options.get("threads")
+    if threads is not None and threads < 1:
+        raise InvalidRequestError(f"threads: expected 1 or more, not {threads}.", hint="None: one per core.")
     if client is not None:
         check_no_function(recipe.config.evaluation)
         with tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=".quantmill-") as name:
@@ -192,7 +199,15 @@ def quantize_into(path: Path, order: Order, recipe: Recipe, options: WorkOptions
             shutil.move(made.onnx_path, path)
         return Quantized(path, made.report, files)
     from worker.publishing import quantized
-    from worker.quantizer.run.interface import SilentRun
+    from worker.quantizer.run.interface import Run, SilentRun
+
+    given = options.get("run")
+    run = SilentRun() if given is None else given
+    if not isinstance(run, Run):
+        raise InvalidRequestError(
+            f"run: expected an object with the methods of Run, not {type(run).__name__}.",
+            hint="worker.quantizer.run.interface.Run describes them; a subclass of SilentRun overrides what it needs.",
+        )
 
     task = QuantizeTask(
         model_path=str(order.model.absolute()),
@@ -200,9 +215,9 @@ def quantize_into(path: Path, order: Order, recipe: Recipe, options: WorkOptions
         calibration=order.calibration,
         evaluation=order.evaluation,
         output_dir="",
-        threads=options.get("threads") or available_cores(),
+        threads=available_cores() if threads is None else threads,
     )
-    with quantized(task, path, options.get("run") or SilentRun(), recipe.functions) as (done, folder):
+    with quantized(task, path, run, recipe.functions) as (done, folder):
         return Quantized(path, done.report, _beside(path, {file.kind: folder / file.file for file in done.files}))
 
 

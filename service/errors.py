@@ -29,7 +29,7 @@ from service.schema import SchemaAheadError, SchemaBehindError, require_current
 from service.storage import StorageFullError
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
-_CONFIG_POINTER = "/config"
+_CONFIG_POINTERS = ("/config", "/template/config")  # of a job, and of a schedule
 _WHOLE_BODY = ""
 _METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 # never seen by a client; the status that proxies write into their logs for this
@@ -263,4 +263,4 @@ def _generic_problem(item: dict[str, Any]) -> FieldProblem:
 
 
 def _in_config(pointer: str) -> bool:
-    return pointer == _CONFIG_POINTER or pointer.startswith(_CONFIG_POINTER + "/")
+    return any(pointer == place or pointer.startswith(f"{place}/") for place in _CONFIG_POINTERS)

@@ -37,9 +37,10 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="QUANTMILL_", extra="ignore", frozen=True, env_ignore_empty=True)
 
     data_dir: Path = Field(default=Path(".quantmill"), description="Folder for all data on the local disk.")
-    database_url: str = Field(default="", description="URL of the database. Default: SQLite in data_dir.")
+    database_url: str = Field(default="", repr=False, description="URL of the database. Default: SQLite in data_dir.")
     broker_url: str = Field(
         default="",
+        repr=False,
         description="URL of the message broker, usually Redis. Default: none; workers poll the database for jobs.",
     )
     storage_dir: Path = Field(

@@ -12,9 +12,11 @@ import numpy as np
 import torch
 
 from quantmill.columns import Columns
+from quantmill.running import output_path
 from quantmill.torch.errors import ExampleInputsError, LoaderError
 from quantmill.torch.export import Exported, Input
 from quantmill.torch.verification import to_numpy
+from service.contracts.arguments import checked
 from service.contracts.compatibility import can_feed
 from service.contracts.dataset import DEFAULT_LABELS, InputSpec, PreprocessingSpec
 from service.contracts.errors import EmptyDatasetError
@@ -40,8 +42,9 @@ class Stored:
     preprocessing: PreprocessingSpec
 
 
+@checked
 def store(
-    loader: Iterable[Any], exported: Exported, path: Path, *, role: str = "loader", limit: int | None = None
+    loader: Iterable[Any], exported: Exported, path: str | Path, *, role: str = "loader", limit: int | None = None
 ) -> Stored:
     """Write what ``loader`` gives to ``path``.
 
@@ -58,7 +61,8 @@ def store(
         LoaderError: ``loader`` is a path, or a batch does not fit the inputs or the batches before it; names the batch.
         EmptyDatasetError: there is no sample.
     """
-    if isinstance(loader, str | bytes | Path):
+    path = output_path(path, "data.npz")
+    if isinstance(loader, str | bytes | Path) or not isinstance(loader, Iterable):
         raise LoaderError(f"Expected batches, got a {type(loader).__name__}.", hint=_BATCH_HINT)
     with tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=".quantmill-") as folder:
         columns = _Columns(Path(folder))

@@ -32,6 +32,7 @@ from quantmill.torch.errors import (
 from quantmill.torch.graph import tidy
 from quantmill.torch.stubs import CalledStubs
 from quantmill.torch.verification import compare, threads_here
+from service.contracts.arguments import checked
 from service.contracts.brief import Brief, Row
 from service.contracts.errors import QuantmillError
 from worker.quantizer.graph.serialized import save_whole
@@ -96,6 +97,7 @@ class Exported(Brief):
         return frozenset(entry.name for entry in self.inputs) if len(firsts) == 1 and firsts != {()} else free
 
 
+@checked
 def export(
     module: torch.nn.Module, example_inputs: Any, path: str | Path | None = None, *, dynamic_batch: bool = True
 ) -> Exported:

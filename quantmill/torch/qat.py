@@ -17,11 +17,13 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from quantmill.running import Config, as_recipe, output_path
+from quantmill.running import as_recipe, output_path
 from quantmill.torch.data import Stored, store
 from quantmill.torch.export import Exported, export
 from quantmill.torch.verification import threads_here
+from service.contracts.arguments import checked
 from service.contracts.config import QuantizationConfig
+from service.contracts.documents import Config
 from service.contracts.errors import InvalidConfigError, InvalidRequestError, UnsupportedModelError
 from service.contracts.report import Report
 from service.contracts.runner import DatasetSource
@@ -35,6 +37,7 @@ _METHOD = "qat"
 _FIXED = "fixed_scales"
 
 
+@checked
 def prepare_qat(
     module: nn.Module,
     example_inputs: Any,

@@ -13,12 +13,13 @@ import onnxruntime
 import torch
 
 from quantmill import running
-from quantmill.running import Config, Order, Recipe, WorkOptions, as_recipe, output_path, quantize_into
+from quantmill.running import Order, Recipe, WorkOptions, as_recipe, output_path, quantize_into
 from quantmill.torch.calls import ExportCall, Structure
 from quantmill.torch.data import Stored, store
 from quantmill.torch.export import Exported, export
 from quantmill.torch.verification import threads_here, to_numpy
-from service.client.driving import checked
+from service.contracts.arguments import checked
+from service.contracts.documents import Config
 from service.contracts.runner import DatasetSource
 from worker.quantizer.runtime.session import session_options
 
@@ -100,14 +101,18 @@ def quantize(
         example_inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments.
         calibration_loader: a DataLoader or any iterable of batches: tensors, tuples (the module's inputs, and labels
             behind them where there are any), or dicts by parameter names, labels under 'labels'.
-        config: a preset's name, a config as a dict (AMD Quark's too), or a QuantizationConfig.
+        config: a preset's name, a config as a dict (AMD Quark's too), the path of a config file (.json, .yaml or
+            .toml), or a QuantizationConfig.
         evaluation_loader: what both models are compared on; None: the calibration data.
-        client: of a service that does the work; None: this process does.
-        output: path of the quantized model; None: a temporary file, gone when this process ends.
+        client: of a service that does the work, such as quantmill.Client("http://127.0.0.1:8000"); None: this
+            process does.
+        output: path of the quantized model, such as "quantized.onnx"; None: a temporary file, deleted when
+            this process ends.
         dynamic_batch: see ``export``.
         threads: CPU threads of the work in this process; None: one per core.
         run: is told the progress of the work in this process, and may cancel it.
-        metrics: Python functions by name, besides the config's metrics; each takes an output over all samples.
+        metrics: Python functions by name, such as {"f1": f1}, besides the config's metrics; each takes an output
+            over all samples and returns a number.
 
     Raises:
         ExportError: the module cannot be exported; names file and line.

@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
 from service.batches.schemas import BatchEventOut, BatchListed, BatchOut
-from service.client.connection import Resource, id_of, plain_config
+from service.client.connection import Resource, id_of, with_config
 from service.client.driving import Call, Each
 from service.client.following import Follower, log_of_batch
 from service.client.options import BatchRequest
 from service.client.resources import ResourceCalls
 from service.client.steps import Items, Steps, heard
+from service.contracts.documents import config_document
 from service.jobs.schemas import TERMINAL
 from service.models.schemas import ModelOut
 
@@ -29,11 +30,11 @@ class BatchCalls(ResourceCalls):
 
         Args:
             models: models, their ids or references.
-            presets: names; none: what the configs say.
+            presets: names, such as ["int8", "npu_int8"]; none: what the configs say.
             configs: laid over each preset, as sparse as can be; none: the presets as they are.
             calibration: a dataset for all.
             evaluation: another, to measure accuracy on.
-            members: in place of all these: each the body of ``POST /v1/jobs``.
+            members: in place of all these: each a dict, the body of ``POST /v1/jobs``.
             name: of the batch, and of the grid's jobs.
             labels: likewise.
             priority: of all jobs of the grid.
@@ -49,7 +50,7 @@ class BatchCalls(ResourceCalls):
         body: dict[str, Any] = {"name": request.get("name"), "labels": dict(request.get("labels") or {})}
         members = request.get("members", ())
         if members:
-            body["members"] = [dict(member) for member in members]
+            body["members"] = [with_config(member) for member in members]
         for model in models:
             yield from self._ready_id(model)
         data = {
@@ -59,7 +60,7 @@ class BatchCalls(ResourceCalls):
         grid: dict[str, Any] = {
             "models": [id_of(model) for model in models],
             "presets": list(request.get("presets", ())),
-            "configs": [plain_config(config) for config in request.get("configs", ())],
+            "configs": [config_document(config) for config in request.get("configs", ())],
             "priority": request.get("priority", 0),
             "device": request.get("device", "auto"),
             "reuse": request.get("reuse", False),

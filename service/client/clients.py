@@ -51,6 +51,14 @@ class Client(_Calls, Blocking):
         self._driver.close()
 
 
+class CommandClient(Client):
+    """The command line's: it says errors in words of its own."""
+
+    @staticmethod
+    def _words(text: str) -> str:
+        return text
+
+
 class AsyncClient(_Calls, Awaiting):
     """As ``Client``, with calls that are awaited and iterators for ``async for``, on asyncio or trio."""
 

@@ -8,8 +8,9 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from json import dumps
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 from urllib.parse import urlsplit
 
 import httpx
@@ -25,9 +26,11 @@ from service.client.errors import (
     shown,
 )
 from service.client.steps import FilePart, Give, Items, Send, Sleep, Steps
+from service.contracts.arguments import checked
 from service.contracts.command_errors import InvalidServerError
-from service.contracts.config import QuantizationConfig
-from service.contracts.graph_files import with_graphs
+from service.contracts.documents import config_document
+from service.contracts.errors import InvalidRequestError
+from service.contracts.surfaces import for_python
 from service.keys import local
 
 # Which service a client talks to, and by which key: what it was told, what the environment says, or the user's own.
@@ -50,11 +53,13 @@ def find_service(url: str | None = None, key: str | None = None) -> Place:
     """
     address = checked_address(url or os.environ.get(SERVER_VARIABLE) or own_service())
     found = key or os.environ.get(KEY_VARIABLE) or local.key_for(address)
+    if found and not (found.isascii() and found.isprintable()):
+        raise InvalidRequestError("The key has characters that no key has.", hint="Copy it again, in one line.")
     return Place(
         address,
         # a proxy from the environment must not come between this host and itself
         trust_environment=urlsplit(address).hostname not in _LOOPBACK,
-        headers={"Authorization": f"Bearer {found}"} if found else {},
+        key=found or None,
     )
 
 
@@ -139,7 +144,7 @@ class Retries:
         """A failure of the connection in words."""
         return ServerUnreachableError(
             f"The service at {shown(self._url)} does not answer: {error or type(error).__name__}",
-            hint="Check the address, and that the service runs: GET /healthz.",
+            hint="Check the address, and that the service runs.",
         )
 
 
@@ -151,6 +156,7 @@ _Seen = TypeVar("_Seen")
 _Item = TypeVar("_Item", bound=BaseModel)
 
 
+@runtime_checkable
 class Resource(Protocol):
     """What the service has an id for."""
 
@@ -166,8 +172,10 @@ class Connection:
         place: the service.
     """
 
-    _driving: Callable[[Place], Any]
+    _driving: Callable[[Place, Callable[[str], str]], Any]
+    _words = staticmethod(for_python)  # in which errors name what the service names by its routes
 
+    @checked
     def __init__(
         self,
         base_url: str | None = None,
@@ -177,7 +185,7 @@ class Connection:
         patience_seconds: float = 30.0,
     ) -> None:
         self.place = find_service(base_url, key)
-        self._driver: Any = self._driving(self.place)
+        self._driver: Any = self._driving(self.place, self._words)
         self._timeout_seconds = timeout_seconds
         self._patience_seconds = patience_seconds
 
@@ -204,6 +212,13 @@ class Connection:
             ApiError: the service refused.
             httpx.TransportError: the connection failed.
         """
+        try:
+            dumps(json, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise InvalidRequestError(
+                f"The request cannot be written as JSON: {error}",
+                hint="Give strings, numbers, lists and dicts.",
+            ) from None
         seconds = self._timeout_seconds + wait_seconds
         response: httpx.Response = yield Send(method, path, seconds, headers or {}, params or {}, json, content)
         raise_for_problem(response)
@@ -326,9 +341,7 @@ def id_of(resource: Resource | str) -> str:
     return resource if isinstance(resource, str) else resource.id
 
 
-def plain_config(config: QuantizationConfig | Mapping[str, Any] | None) -> dict[str, Any]:
-    """A config as a request holds it, resolved or as sparse as it is; graphs that it names by path are in place."""
-    if isinstance(config, QuantizationConfig):
-        return config.model_dump(mode="json")
-    found: dict[str, Any] = with_graphs(dict(config or {}), Path())
-    return found
+def with_config(request: Mapping[str, Any]) -> dict[str, Any]:
+    """The request for a job, or changes of one, with its config as requests hold it."""
+    config = request.get("config")
+    return dict(request) if config is None else {**request, "config": config_document(config)}

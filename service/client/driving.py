@@ -7,18 +7,17 @@ import inspect
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator
 from contextlib import aclosing, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import MethodType
 from typing import (
     Any,
     ClassVar,
     Concatenate,
     Generic,
+    NamedTuple,
     ParamSpec,
-    Self,
     TypeVar,
     cast,
-    get_args,
-    get_type_hints,
     overload,
 )
 
@@ -26,6 +25,7 @@ import anyio
 import anyio.to_thread
 import httpx
 
+from service.client.errors import shown
 from service.client.steps import (
     BLOCK_BYTES,
     FAILURES,
@@ -42,10 +42,14 @@ from service.client.steps import (
     Step,
     Steps,
 )
+from service.contracts.arguments import checked
+from service.contracts.errors import QuantmillError
 
 _CONNECT_SECONDS = 10.0
 # Nothing of a body moves for so long: the connection is dead, and there is time left for another one.
 _STALL_SECONDS = 30.0
+# Four characters of a key that long tell nothing of the others.
+_TELLABLE_CHARACTERS = 24
 _Calls = TypeVar("_Calls")
 _Given = ParamSpec("_Given")
 _T = TypeVar("_T")
@@ -54,17 +58,29 @@ _Made = TypeVar("_Made")
 
 @dataclass(frozen=True)
 class Place:
-    """A service as drivers reach it."""
+    """A service as drivers reach it; its repr tells of the key what tells keys apart."""
 
     url: str
     trust_environment: bool  # whether proxies of the environment may come between
-    headers: dict[str, str] = field(default_factory=dict)
+    key: str | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of every request."""
+        return {} if self.key is None else {"Authorization": f"Bearer {self.key}"}
+
+    def __repr__(self) -> str:
+        told = "no key" if self.key is None else "key set"
+        if self.key is not None and len(self.key) >= _TELLABLE_CHARACTERS:
+            told = f"key ends in {self.key[-4:]}"
+        return f"Place({shown(self.url)!r}, {told})"
 
 
 class BlockingDriver:
     """Does steps in the thread that asks for them."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, words: Callable[[str], str]) -> None:
+        self._words = words
         self._http = httpx.Client(base_url=place.url, headers=place.headers, trust_env=place.trust_environment)
 
     def close(self) -> None:
@@ -92,6 +108,9 @@ class BlockingDriver:
                     course.answer = self._do(step, course)
                 except FAILURES as error:
                     course.failure = error  # for the steps to handle, or to raise again
+        except QuantmillError as error:
+            error.reword(self._words)
+            raise
         finally:
             course.close()
             for stream in course.opened:
@@ -121,7 +140,8 @@ class BlockingDriver:
 class AwaitingDriver:
     """Does steps in the event loop, asyncio's or trio's; what computes or reads files, in threads of it."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, words: Callable[[str], str]) -> None:
+        self._words = words
         self._http = httpx.AsyncClient(base_url=place.url, headers=place.headers, trust_env=place.trust_environment)
 
     async def close(self) -> None:
@@ -150,6 +170,9 @@ class AwaitingDriver:
                     course.answer = await self._do(step, course)
                 except FAILURES as error:
                     course.failure = error  # for the steps to handle, or to raise again
+        except QuantmillError as error:
+            error.reword(self._words)
+            raise
         finally:
             course.close()
             for stream in course.opened:
@@ -211,29 +234,6 @@ async def _blocks_awaited(part: FilePart) -> AsyncIterator[bytes]:
             part.sent(offset)
 
 
-def checked(steps: Callable[_Given, _T]) -> Callable[_Given, _T]:
-    """``steps`` with the keywords of a ``TypedDict``, if it takes such, checked like those of any signature."""
-    signature = inspect.signature(steps)
-    last = [*signature.parameters.values()][-1]
-    if last.kind is not inspect.Parameter.VAR_KEYWORD or not str(last.annotation).startswith("Unpack["):
-        return steps
-    keywords = get_args(get_type_hints(steps)[last.name])[0]
-    optional = dict.fromkeys(keywords.__optional_keys__)
-    named = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=optional.get(name, inspect.Parameter.empty))
-        for name in keywords.__annotations__
-    ]
-    known = signature.replace(parameters=[*[*signature.parameters.values()][:-1], *named])
-
-    @functools.wraps(steps)
-    def call(*args: _Given.args, **kwargs: _Given.kwargs) -> _T:
-        known.bind(*args, **kwargs)
-        return steps(*args, **kwargs)
-
-    call.__signature__ = known  # type: ignore[attr-defined]
-    return call
-
-
 class Blocking:
     """A client whose calls return when they are done."""
 
@@ -246,51 +246,100 @@ class Awaiting:
     _driver: AwaitingDriver
 
 
-class _Method(Generic[_Calls, _Given, _Made]):
-    """A method of both clients, made of the steps that it takes, which ``_drive`` of a driver does."""
+def _blocking_call(steps: Callable[..., Any]) -> Callable[..., Any]:
+    def call(calls: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return calls._driver.run(steps(calls, *args, **kwargs))
 
-    _drive: ClassVar[str]
+    return call
+
+
+def _awaited_call(steps: Callable[..., Any]) -> Callable[..., Any]:
+    async def call(calls: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return await calls._driver.run(steps(calls, *args, **kwargs))
+
+    return call
+
+
+def _iteration(steps: Callable[..., Any]) -> Callable[..., Any]:
+    def call(calls: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return calls._driver.iterate(steps(calls, *args, **kwargs))
+
+    return call
+
+
+class _Form(NamedTuple):
+    """What a method is on one of the clients."""
+
+    made: Callable[[Callable[..., Any]], Callable[..., Any]]  # of its steps
+    wrapper: Any = None  # of what the steps give; None: that itself is returned
+
+
+class _Method(Generic[_Calls, _Given, _Made]):
+    """A method of both clients, made of the steps that it takes: a function like any other, to ``help`` and editors."""
+
+    _blocking: ClassVar[_Form]
+    _awaited: ClassVar[_Form]
 
     def __init__(self, steps: Callable[Concatenate[_Calls, _Given], _Made]) -> None:
-        self.steps = checked(steps)
         self.__doc__ = steps.__doc__
+        known = checked(steps)
+        self._functions = {False: _described(known, self._blocking), True: _described(known, self._awaited)}
 
-    def _bound(self, instance: Any) -> Any:
-        if instance is None:
-            return self
+    def _of(self, instance: Any, owner: type) -> Any:
+        function = self._functions[issubclass(owner, Awaiting)]
+        return function if instance is None else MethodType(function, instance)
 
-        @functools.wraps(self.steps)
-        def call(*args: _Given.args, **kwargs: _Given.kwargs) -> Any:
-            return getattr(instance._driver, self._drive)(self.steps(instance, *args, **kwargs))
 
-        return call
+def _described(steps: Callable[..., Any], form: _Form) -> Callable[..., Any]:
+    """The function of a form, with the signature of its steps and what it returns itself."""
+    function = functools.wraps(steps)(form.made(steps))
+    signature = inspect.signature(steps)
+    # written Steps[X], or Items[X, None]
+    item = str(signature.return_annotation).partition("[")[2].removesuffix("]").removesuffix(", None")
+    shown = item if form.wrapper is None else f"{form.wrapper.__name__}[{item}]"
+    function.__annotations__ = {
+        **function.__annotations__,
+        "return": item if form.wrapper is None else form.wrapper[item],
+    }
+    function.__signature__ = signature.replace(return_annotation=shown)  # type: ignore[attr-defined]
+    return function
 
 
 class Call(_Method[_Calls, _Given, Steps[_T]], Generic[_Calls, _Given, _T]):
     """A method that returns what its steps end with."""
 
-    _drive = "run"
+    _blocking = _Form(_blocking_call)
+    _awaited = _Form(_awaited_call)
 
     @overload
-    def __get__(self, instance: None, owner: type) -> Self: ...
+    def __get__(
+        self, instance: None, owner: type[Awaiting]
+    ) -> Callable[Concatenate[Any, _Given], Coroutine[Any, Any, _T]]: ...
+    @overload
+    def __get__(self, instance: None, owner: type) -> Callable[Concatenate[Any, _Given], _T]: ...
     @overload
     def __get__(self, instance: Blocking, owner: type) -> Callable[_Given, _T]: ...
     @overload
     def __get__(self, instance: Awaiting, owner: type) -> Callable[_Given, Coroutine[Any, Any, _T]]: ...
     def __get__(self, instance: Any, owner: type) -> Any:
-        return self._bound(instance)
+        return self._of(instance, owner)
 
 
 class Each(_Method[_Calls, _Given, Items[_T, None]], Generic[_Calls, _Given, _T]):
     """A method that gives an iterator over the items of its steps."""
 
-    _drive = "iterate"
+    _blocking = _Form(_iteration, Iterator)
+    _awaited = _Form(_iteration, AsyncIterator)
 
     @overload
-    def __get__(self, instance: None, owner: type) -> Self: ...
+    def __get__(
+        self, instance: None, owner: type[Awaiting]
+    ) -> Callable[Concatenate[Any, _Given], AsyncGenerator[_T, None]]: ...
+    @overload
+    def __get__(self, instance: None, owner: type) -> Callable[Concatenate[Any, _Given], Generator[_T, None, None]]: ...
     @overload
     def __get__(self, instance: Blocking, owner: type) -> Callable[_Given, Generator[_T, None, None]]: ...
     @overload
     def __get__(self, instance: Awaiting, owner: type) -> Callable[_Given, AsyncGenerator[_T, None]]: ...
     def __get__(self, instance: Any, owner: type) -> Any:
-        return self._bound(instance)
+        return self._of(instance, owner)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Unpack
 
-from service.client.connection import Resource, as_parameters, id_of, plain_config
+from service.client.connection import Resource, as_parameters, id_of, with_config
 from service.client.driving import Call, Each
 from service.client.errors import JobFailedError, JobNotSucceededError
 from service.client.following import Follower, log_of_job
-from service.client.options import Config, EvaluationRequest, JobFilters, QuantizationRequest, WaitKeywords
+from service.client.options import EvaluationRequest, JobFilters, QuantizationRequest, WaitKeywords
 from service.client.resources import ResourceCalls
 from service.client.steps import Items, Steps, heard
 from service.contracts.devices import DeviceChoice
+from service.contracts.documents import Config, config_document
 from service.contracts.errors import InvalidRequestError
 from service.contracts.evaluation import EvaluationSpec
 from service.contracts.evaluation_report import EvaluationReport
@@ -49,7 +50,7 @@ class JobCalls(ResourceCalls):
             ConfigRefusedError: the config is not valid with these changes; names the fields.
         """
         path = f"/v1/jobs/{id_of(job)}/clone"
-        return JobOut.model_validate((yield from self._create(path, changes, idempotency_key)))
+        return JobOut.model_validate((yield from self._create(path, with_config(changes), idempotency_key)))
 
     @Call
     def rename(self, job: Resource | str, changes: Mapping[str, Any]) -> Steps[JobOut]:
@@ -126,7 +127,7 @@ class JobCalls(ResourceCalls):
             model: the model, or the id of a ready one.
             calibration: a dataset that fits it, or the id of a ready one; None: random data, if the config has it.
             evaluation: another, to measure accuracy on.
-            config: the recipe, resolved or as sparse as can be.
+            config: a preset's name, a dict as sparse as can be, a QuantizationConfig, or the path of a config file.
             preset: instead of a config, the name of a preset.
             name: for people.
             labels: to find the job by.
@@ -155,7 +156,7 @@ class JobCalls(ResourceCalls):
         hand_over = [dict(target) for target in request.get("hand_over", ())]
         body = {
             **ids,
-            "config": plain_config(config if preset is None else {"preset": preset}),
+            "config": config_document(config if preset is None else {"preset": preset}),
             "name": request.get("name"),
             "labels": dict(request.get("labels") or {}),
             "ranges_from": None if source is None else id_of(source),
@@ -184,7 +185,7 @@ class JobCalls(ResourceCalls):
         """
         given = {"model_id": model, "calibration_dataset_id": calibration, "evaluation_dataset_id": evaluation}
         body: dict[str, Any] = {name: id_of(resource) for name, resource in given.items() if resource is not None}
-        body |= {"config": plain_config(config), "device": device, "priority": priority}
+        body |= {"config": config_document(config), "device": device, "priority": priority}
         found = yield from self._json("POST", "/v1/jobs:validate", json=body, repeatable=True)
         return JobValidated.model_validate(found)
 
@@ -302,6 +303,8 @@ class JobCalls(ResourceCalls):
     @Call
     def report_file(self, job: Resource | str, form: FormatName) -> Steps[bytes]:
         """The report of a succeeded job as the service renders it: HTML, Markdown, JUnit XML, or CSV of its layers."""
+        if form not in FORMATS:
+            raise InvalidRequestError(f"{form!r} is no format of a report.", hint=f"Formats: {', '.join(FORMATS)}.")
         return (yield from self._request("GET", f"/v1/jobs/{id_of(job)}/{FORMATS[form].path}")).content
 
     @Call

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Unpack
 
-from service.client.connection import Resource, id_of, plain_config
+from service.client.connection import Resource, id_of
 from service.client.driving import Call, Each
 from service.client.errors import JobFailedError
 from service.client.resources import PushOptions, ResourceCalls, ResourceFilters, told_of
 from service.client.steps import Items, Steps, work
-from service.client.uploads import UploadCalls, UploadProgress, external_files
-from service.contracts.config import QuantizationConfig
+from service.client.uploads import UploadCalls, UploadProgress, check_file, external_files
 from service.contracts.dataset import PreprocessingSpec
+from service.contracts.documents import Config, config_document
 from service.contracts.errors import InvalidRequestError
 from service.contracts.graph_view import Inspection
 from service.datasets.schemas import DatasetOut
@@ -30,7 +30,7 @@ class ModelCalls(ResourceCalls, UploadCalls):
         model: Resource | str,
         *,
         target: str | None = None,
-        config: QuantizationConfig | Mapping[str, Any] | None = None,
+        config: Config | None = None,
         timeout_seconds: float | None = None,
     ) -> Steps[Inspection]:
         """What a target would make of a ready model, node by node; ``target`` takes the place of the config's.
@@ -40,7 +40,7 @@ class ModelCalls(ResourceCalls, UploadCalls):
             WaitTimeoutError: it takes longer than that.
         """
         params = {} if target is None else {"target": target}
-        body = {"config": plain_config(config)}
+        body = {"config": config_document(config)}
         # asked again for the same model and config, the same inspection is found
         answer = yield from self._json(
             "POST", f"/v1/models/{id_of(model)}/inspect", params=params, json=body, repeatable=True
@@ -78,6 +78,7 @@ class ModelCalls(ResourceCalls, UploadCalls):
             raise InvalidRequestError(
                 f"Exactly one file must end in .onnx, found {len(main)}.", hint="All others are its external data."
             )
+        check_file(main[0])
         if form == "onnx" and not external:
             paths += yield from work(lambda: external_files(main[0]))
         files = []

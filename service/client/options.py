@@ -7,8 +7,8 @@ from datetime import datetime
 from typing import Any, Required, TypedDict
 
 from service.client.connection import Resource
-from service.contracts.config import QuantizationConfig
 from service.contracts.devices import DeviceChoice
+from service.contracts.documents import Config
 from service.contracts.evaluation import EvaluationSpec
 from service.contracts.regression import RegressionGate
 from service.contracts.report import Verdict
@@ -16,8 +16,6 @@ from service.datasets.schemas import DatasetOut
 from service.jobs.schemas import EventOut, ShownState, UsersKind
 from service.models.schemas import ModelOut
 from service.schedules.schemas import Misfire, Overlap
-
-Config = QuantizationConfig | Mapping[str, Any]
 
 
 class SubmitOptions(TypedDict, total=False):

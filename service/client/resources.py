@@ -51,6 +51,10 @@ class ResourceCalls(Connection):
     def wait_ready(self, resource: _Out, *, timeout_seconds: float | None = None) -> Steps[_Out]:
         """Wait until a model or dataset is validated; returns it as it is then.
 
+        Args:
+            resource: as ``push_model`` or ``push_dataset`` gave it; client.model(ID) and client.dataset(ID) give it.
+            timeout_seconds: how long; None: as long as it takes.
+
         Raises:
             RejectedError: it was rejected; carries the reason.
             WaitTimeoutError: it takes longer than that, or than the service gives itself: it goes on there.
@@ -91,7 +95,7 @@ class ResourceCalls(Connection):
         """Set its tags, in place of all that it had, or its description; what is None stays, "" takes it away.
 
         Args:
-            resource: the model or dataset.
+            resource: the model or dataset, as client.model(ID) or client.dataset(ID) gives it.
             tags: new ones.
             description: a new one.
             etag: of what was seen: whoever changed it since then is not overwritten; default: whatever it is.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -128,11 +128,11 @@ class ResultCalls(Connection):
         return (yield from self._get(SigningKeyList, "/v1/keys/signing")).items
 
     @Call
-    def compare(self, jobs: Iterable[Resource | str], *, flips: int = 50) -> Steps[Comparison]:
+    def compare(self, jobs: Sequence[Resource | str], *, flips: int = 50) -> Steps[Comparison]:
         """Compare jobs that have succeeded; the first is what the others are held against.
 
         Args:
-            jobs: 2 to 20 of them.
+            jobs: 2 to 20 jobs, or their ids.
             flips: number of prediction flips to list per pair.
 
         Raises:
@@ -142,7 +142,7 @@ class ResultCalls(Connection):
         return (yield from self._get(Comparison, "/v1/compare", params=params))
 
     @Call
-    def compare_csv(self, jobs: Iterable[Resource | str]) -> Steps[str]:
+    def compare_csv(self, jobs: Sequence[Resource | str]) -> Steps[str]:
         """The same as a table of CSV, one row per job."""
         params = {"job": [id_of(job) for job in jobs]}
         return (yield from self._request("GET", "/v1/compare.csv", params=params)).text

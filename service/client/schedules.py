@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Unpack
 from urllib.parse import quote
 
-from service.client.connection import Connection, as_parameters
+from service.client.connection import Connection, as_parameters, with_config
 from service.client.driving import Call, Each
 from service.client.options import ScheduleOptions
 from service.client.steps import Items, Sleep, Steps
@@ -59,7 +59,7 @@ class ScheduleCalls(Connection):
         body = {
             "name": name,
             "cron": cron,
-            "template": dict(template),
+            "template": with_config(template),
             **_SCHEDULE_DEFAULTS,
             **options,
             "gate": gate.model_dump(mode="json") if isinstance(gate, RegressionGate) else dict(gate or {}),
@@ -81,11 +81,18 @@ class ScheduleCalls(Connection):
     def change_schedule(self, schedule: ScheduleListed, changes: Mapping[str, Any]) -> Steps[ScheduleOut]:
         """Change a schedule that was seen: the fields of ``create_schedule`` by name; what is not named stays.
 
+        Args:
+            schedule: as client.schedule(NAME) gives it.
+            changes: such as {"paused": True}.
+
         Raises:
             ApiError: ``precondition-failed``, if it was due, or somebody else has changed it, since.
         """
+        wanted = dict(changes)
+        if wanted.get("template") is not None:
+            wanted["template"] = with_config(wanted["template"])
         headers = {"If-Match": f'"{schedule.row_version}"'}
-        answer = yield from self._json("PATCH", f"{_PATH}/{schedule.id}", json=dict(changes), headers=headers)
+        answer = yield from self._json("PATCH", f"{_PATH}/{schedule.id}", json=wanted, headers=headers)
         return ScheduleOut.model_validate(answer)
 
     @Call

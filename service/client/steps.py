@@ -13,6 +13,8 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 import httpx
 
+from service.contracts.errors import InvalidRequestError
+
 BLOCK_BYTES = 1024 * 1024
 # What came of a step that its generator may want to do something about.
 FAILURES = (httpx.TransportError, OSError)
@@ -43,6 +45,11 @@ class FilePart:
                 yield block
 
 
+def _check_path(path: str) -> None:
+    if not path.isprintable():
+        raise InvalidRequestError(f"{path!r} is no path of the service.", hint="Check the id.")
+
+
 @dataclass(frozen=True)
 class Send:
     """One request, once. Gives the whole answer, whatever its status."""
@@ -55,6 +62,9 @@ class Send:
     json: Any = None
     content: FilePart | None = None
 
+    def __post_init__(self) -> None:
+        _check_path(self.path)
+
 
 @dataclass(frozen=True)
 class Open:
@@ -64,6 +74,9 @@ class Open:
     headers: Mapping[str, str]
     silence_seconds: float
     lines: bool
+
+    def __post_init__(self) -> None:
+        _check_path(self.path)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from service.client.connection import Connection
 from service.client.driving import Call
 from service.client.errors import ApiError
 from service.client.steps import FilePart, Steps, work
+from service.contracts.command_errors import FileAccessError
 from service.contracts.errors import ExternalDataError
 from service.protobuf import DamagedError, fields
 from service.storage import file_sha256
@@ -34,6 +35,18 @@ _ENTRY_KEY, _ENTRY_VALUE = 1, 2
 _DATA_LOCATION, _EXTERNAL = 14, 1
 # Messages that wait to be looked into: what is no model must not take the memory of one.
 _MOST_WAITING = 1_000_000
+
+
+def check_file(path: Path) -> None:
+    """Refuse what is no file that can be uploaded.
+
+    Raises:
+        FileAccessError: it is not there, or it is a folder.
+    """
+    if path.is_dir():
+        raise FileAccessError(f"{path} is a folder.", hint="Pack it into one .tar or .zip file.")
+    if not path.exists():
+        raise FileAccessError(f"{path} cannot be read: there is no such file.", hint="Check the path.")
 
 
 def external_files(model: Path) -> list[Path]:
@@ -154,6 +167,7 @@ class UploadCalls(Connection):
         return (yield from self._upload(Path(path), kind, progress))
 
     def _upload(self, path: Path, kind: str | None, progress: UploadProgress | None) -> Steps[FileUpload]:
+        check_file(path)
         size_bytes = path.stat().st_size
         sha256 = yield from work(lambda: file_sha256(path))
         body = {"filename": path.name, "size_bytes": size_bytes, "sha256": sha256, "kind": kind}

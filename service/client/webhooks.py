@@ -53,6 +53,13 @@ class WebhookCalls(Connection):
     ) -> Steps[WebhookOut]:
         """Change a webhook that was seen; what is None stays.
 
+        Args:
+            webhook: as client.webhook(ID) gives it.
+            url: as in ``create_webhook``, like the others.
+            event_types: in place of all there were.
+            description: for people.
+            enabled: whether it is told of events.
+
         Raises:
             ApiError: ``precondition-failed``, if somebody else has changed it since.
         """

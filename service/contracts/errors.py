@@ -126,6 +126,17 @@ class QuantmillError(Exception):
             self.detail = problem_summary(moved)
         self.errors = moved
 
+    def reword(self, rewrite: Callable[[str], str]) -> None:
+        """Have its sentences in the words of another surface."""
+        if self.hint is not None:
+            hint = rewrite(self.hint)
+            notes: list[str] = getattr(self, "__notes__", [])
+            notes[:] = [f"hint: {hint}" if note == f"hint: {self.hint}" else note for note in notes]
+            self.hint = hint
+        self.detail = rewrite(self.detail)
+        self.args = (self.detail,)
+        self.errors = tuple(one.model_copy(update={"message": rewrite(one.message)}) for one in self.errors)
+
     def problem(self, *, instance: str | None = None, request_id: str | None = None) -> Problem:
         """The RFC 9457 object for this error."""
         return Problem(

@@ -1,7 +1,7 @@
-"""Routes in hints, in the words of each surface: a command on the command line, a page's name on a page.
+"""Routes in hints, in the words of each surface: a command on the command line, a call in Python, a page's name.
 
-Source names the route, such as ``GET /v1/datasets lists them.``, and so do problems over HTTP. ``for_command_line`` and
-``for_page`` rewrite a text by one table.
+Source names the route, such as ``GET /v1/datasets lists them.``, and so do problems over HTTP. ``for_command_line``,
+``for_python`` and ``for_page`` rewrite a text by one table.
 """
 
 from __future__ import annotations
@@ -20,49 +20,80 @@ class Surface(NamedTuple):
 
     command: str | None  # None: the command line has none
     page: str
+    call: str | None = None  # of a Client; None: it has none, and Python is told the command
 
 
 # By route. A query in a key is part of it: to wait is another command than to look.
 SURFACES: dict[str, Surface] = {
-    "GET /v1/models": Surface("quantmill models list", "/models"),
-    "POST /v1/models": Surface("quantmill models push FILE", "/new"),
-    "GET /v1/models/{model}": Surface("quantmill models show {model}", "/models/{model}"),
-    "GET /v1/models/{model}?wait=25": Surface("quantmill models show {model}", "/models/{model}"),
-    "PUT /v1/models/{model}/aliases/{alias}": Surface("quantmill models alias {model} {alias}", "/models/{model}"),
-    "POST /v1/models/{model}/inspect": Surface("quantmill inspect FILE", "/models/{model}"),
-    "GET /v1/datasets": Surface("quantmill datasets list", "/datasets"),
-    "POST /v1/datasets": Surface("quantmill datasets push FILE", "/new"),
-    "GET /v1/datasets/{dataset}": Surface("quantmill datasets show {dataset}", "/datasets/{dataset}"),
-    "GET /v1/datasets/{dataset}?wait=25": Surface("quantmill datasets show {dataset}", "/datasets/{dataset}"),
-    "POST /v1/uploads": Surface("quantmill datasets push FILE", "/new"),
-    "PUT /v1/uploads/{upload}/content": Surface("quantmill datasets push FILE", "/new"),
-    "GET /v1/jobs": Surface("quantmill jobs list", "/jobs"),
-    "POST /v1/jobs": Surface("quantmill jobs submit", "/new"),
-    "POST /v1/evaluations": Surface("quantmill jobs evaluate", "/new"),
-    "GET /v1/jobs/{job}": Surface("quantmill jobs show {job}", "/jobs/{job}"),
-    "GET /v1/jobs/{job}?wait=25": Surface("quantmill jobs follow {job}", "/jobs/{job}"),
-    "POST /v1/jobs/{job}/cancel": Surface("quantmill jobs cancel {job}", "/jobs/{job}"),
-    "POST /v1/jobs/{job}/retry": Surface("quantmill jobs retry {job}", "/jobs/{job}"),
-    "POST /v1/jobs/{job}/clone": Surface("quantmill jobs clone {job}", "/jobs/{job}"),
-    "POST /v1/jobs/{job}/hand-over": Surface("quantmill jobs hand-over {job}", "/jobs/{job}"),
-    "GET /v1/jobs/{job}/report": Surface("quantmill jobs fetch {job} --report FILE", "/jobs/{job}/report"),
-    "GET /v1/jobs/{job}/artifacts": Surface("quantmill jobs show {job}", "/jobs/{job}"),
-    "GET /v1/jobs/{job}/attestation": Surface("quantmill jobs fetch {job} --output FILE", "/jobs/{job}"),
-    "GET /v1/batches": Surface("quantmill batches list", "/batches"),
-    "POST /v1/batches/{batch}/cancel": Surface("quantmill batches cancel {batch}", "/batches/{batch}"),
+    "GET /v1/models": Surface("quantmill models list", "/models", "client.models()"),
+    "POST /v1/models": Surface("quantmill models push FILE", "/new", "client.push_model(path)"),
+    "GET /v1/models/{model}": Surface("quantmill models show {model}", "/models/{model}", 'client.model("{model}")'),
+    "GET /v1/models/{model}?wait=25": Surface(
+        "quantmill models show {model}", "/models/{model}", 'client.wait_ready(client.model("{model}"))'
+    ),
+    "PUT /v1/models/{model}/aliases/{alias}": Surface(
+        "quantmill models alias {model} {alias}", "/models/{model}", 'client.set_alias("model", "{model}", "{alias}")'
+    ),
+    "POST /v1/models/{model}/inspect": Surface(
+        "quantmill inspect FILE", "/models/{model}", 'client.inspect("{model}")'
+    ),
+    "GET /v1/datasets": Surface("quantmill datasets list", "/datasets", "client.datasets()"),
+    "POST /v1/datasets": Surface("quantmill datasets push FILE", "/new", "client.push_dataset(path)"),
+    "GET /v1/datasets/{dataset}": Surface(
+        "quantmill datasets show {dataset}", "/datasets/{dataset}", 'client.dataset("{dataset}")'
+    ),
+    "GET /v1/datasets/{dataset}?wait=25": Surface(
+        "quantmill datasets show {dataset}", "/datasets/{dataset}", 'client.wait_ready(client.dataset("{dataset}"))'
+    ),
+    "POST /v1/uploads": Surface("quantmill datasets push FILE", "/new", "client.push_dataset(path)"),
+    "PUT /v1/uploads/{upload}/content": Surface("quantmill datasets push FILE", "/new", "client.push_dataset(path)"),
+    "GET /v1/jobs": Surface("quantmill jobs list", "/jobs", "client.jobs()"),
+    "POST /v1/jobs": Surface("quantmill jobs submit", "/new", "client.submit(...)"),
+    "POST /v1/evaluations": Surface("quantmill jobs evaluate", "/new", "client.submit_evaluation(...)"),
+    "GET /v1/jobs/{job}": Surface("quantmill jobs show {job}", "/jobs/{job}", 'client.job("{job}")'),
+    "GET /v1/jobs/{job}?wait=25": Surface("quantmill jobs follow {job}", "/jobs/{job}", 'client.wait("{job}")'),
+    "POST /v1/jobs/{job}/cancel": Surface("quantmill jobs cancel {job}", "/jobs/{job}", 'client.cancel("{job}")'),
+    "POST /v1/jobs/{job}/retry": Surface("quantmill jobs retry {job}", "/jobs/{job}", 'client.retry("{job}")'),
+    "POST /v1/jobs/{job}/clone": Surface("quantmill jobs clone {job}", "/jobs/{job}", 'client.clone("{job}", changes)'),
+    "POST /v1/jobs/{job}/hand-over": Surface(
+        "quantmill jobs hand-over {job}", "/jobs/{job}", 'client.hand_over("{job}", targets)'
+    ),
+    "GET /v1/jobs/{job}/report": Surface(
+        "quantmill jobs fetch {job} --report FILE", "/jobs/{job}/report", 'client.report("{job}")'
+    ),
+    "GET /v1/jobs/{job}/artifacts": Surface("quantmill jobs show {job}", "/jobs/{job}", 'client.artifacts("{job}")'),
+    "GET /v1/jobs/{job}/attestation": Surface(
+        "quantmill jobs fetch {job} --output FILE", "/jobs/{job}", 'client.attestation("{job}")'
+    ),
+    "GET /v1/batches": Surface("quantmill batches list", "/batches", "client.batches()"),
+    "POST /v1/batches/{batch}/cancel": Surface(
+        "quantmill batches cancel {batch}", "/batches/{batch}", 'client.cancel_batch("{batch}")'
+    ),
     "GET /v1/presets": Surface("quantmill presets --all", "/new"),
     "GET /v1/targets": Surface("quantmill targets", "/new"),
-    "PATCH /v1/schedules/{schedule}": Surface("quantmill schedules set {schedule}", "/schedules/{schedule}"),
-    "GET /v1/schedules": Surface("quantmill schedules list", "/schedules"),
-    "GET /v1/schedules/{schedule}/runs": Surface("quantmill schedules runs {schedule}", "/schedules/{schedule}"),
-    "GET /v1/webhooks": Surface("quantmill webhooks list", "/webhooks"),
-    "PATCH /v1/webhooks/{webhook}": Surface(None, "/webhooks/{webhook}"),
-    "GET /v1/webhooks/{webhook}/deliveries": Surface("quantmill webhooks deliveries {webhook}", "/webhooks/{webhook}"),
-    "GET /v1/keys": Surface("quantmill keys list", "/keys"),
-    "POST /v1/keys": Surface("quantmill keys create", "/keys"),
-    "GET /v1/keys/signing": Surface("quantmill keys signing", "/keys"),
-    "GET /v1/quarantine": Surface("quantmill quarantine list", "/workers"),
-    "DELETE /v1/quarantine/{digest}": Surface("quantmill quarantine release {digest}", "/workers"),
+    "PATCH /v1/schedules/{schedule}": Surface(
+        "quantmill schedules set {schedule}",
+        "/schedules/{schedule}",
+        'client.change_schedule(client.schedule("{schedule}"), changes)',
+    ),
+    "GET /v1/schedules": Surface("quantmill schedules list", "/schedules", "client.schedules()"),
+    "GET /v1/schedules/{schedule}/runs": Surface(
+        "quantmill schedules runs {schedule}", "/schedules/{schedule}", 'client.schedule_runs("{schedule}")'
+    ),
+    "GET /v1/webhooks": Surface("quantmill webhooks list", "/webhooks", "client.webhooks()"),
+    "PATCH /v1/webhooks/{webhook}": Surface(
+        None, "/webhooks/{webhook}", 'client.change_webhook(client.webhook("{webhook}"), ...)'
+    ),
+    "GET /v1/webhooks/{webhook}/deliveries": Surface(
+        "quantmill webhooks deliveries {webhook}", "/webhooks/{webhook}", 'client.webhook_deliveries("{webhook}")'
+    ),
+    "GET /v1/keys": Surface("quantmill keys list", "/keys", "client.keys()"),
+    "POST /v1/keys": Surface("quantmill keys create", "/keys", "client.create_key(name)"),
+    "GET /v1/keys/signing": Surface("quantmill keys signing", "/keys", "client.signing_keys()"),
+    "GET /v1/quarantine": Surface("quantmill quarantine list", "/workers", "client.quarantine()"),
+    "DELETE /v1/quarantine/{digest}": Surface(
+        "quantmill quarantine release {digest}", "/workers", 'client.release("{digest}")'
+    ),
     "PUT /v1/tenants/{tenant}/quota": Surface("quantmill tenants set {tenant}", "/tenants/{tenant}"),
 }
 # What pages are called in a sentence.
@@ -109,7 +140,14 @@ _ON_COMMAND_LINE: dict[str, str] = {
     "set preparation.dequantize to make it float again": "make it float again with `quantmill dequantize`, or with "
     "preparation.dequantize in the config",
     "Set format: ": "Give the file the extension of its format: ",
+    "The schema is at /docs, under QuantizationConfig.": "docs/config.md describes every key.",
     "The schema is at /docs.": "--help of the command describes each option.",
+}
+_IN_PYTHON: dict[str, str] = {
+    "The schema is at /docs, under QuantizationConfig.": "docs/config.md describes every key.",
+    "The schema is at /docs.": "help() of the method describes each argument.",
+    "those of the uploaded model; its summary and the report list them.": "those of the model that was given; of a "
+    "PyTorch module, module.named_modules() lists the paths.",
 }
 
 ROUTE = re.compile(r"(with )?`?\b((?:GET|POST|PUT|PATCH|DELETE) /v1/[\w{}@:./-]*[\w}](?:\?wait=25)?)`?")
@@ -119,13 +157,26 @@ _OPEN = re.compile(r"\{.*\}|[A-Z]+")
 
 def for_command_line(text: str) -> str:
     """The text with commands in place of routes, between backticks, and options in place of what requests hold."""
-    for words, said in _ON_COMMAND_LINE.items():
-        text = text.replace(words, said)
-    text = _PREPROCESSING.sub(r"use `--preprocessing '\1'`", text)
+    text = _PREPROCESSING.sub(r"use `--preprocessing '\1'`", _replaced(text, _ON_COMMAND_LINE))
+    return _with_routes(text, lambda surface: surface.command)
 
+
+def for_python(text: str) -> str:
+    """The text with calls of a client in place of routes, between backticks; commands where it has none."""
+    return _with_routes(_replaced(text, _IN_PYTHON), lambda surface: surface.call or surface.command)
+
+
+def _replaced(text: str, words: Mapping[str, str]) -> str:
+    for found, said in words.items():
+        text = text.replace(found, said)
+    return text
+
+
+def _with_routes(text: str, said: Callable[[Surface], str | None]) -> str:
     def named(found: re.Match[str]) -> str:
         surface = surface_of(found[2])
-        return found[0] if surface is None or surface.command is None else f"{found[1] or ''}`{surface.command}`"
+        words = None if surface is None else said(surface)
+        return found[0] if words is None else f"{found[1] or ''}`{words}`"
 
     return ROUTE.sub(named, text)
 
@@ -185,7 +236,8 @@ def surface_of(route: str) -> Surface | None:
     if found is None:
         return None
     surface, parts = found
-    return surface._replace(command=None if surface.command is None else _filled(surface.command, parts))
+    command, call = (None if text is None else _filled(text, parts) for text in (surface.command, surface.call))
+    return surface._replace(command=command, call=call)
 
 
 def _path(page: str, parts: Mapping[str, str]) -> str | None:

@@ -22,6 +22,8 @@ _DEFAULT_PORTS = {"https": 443, "http": 80}
 # What may stand in a path and a query (RFC 3986); all else comes percent-encoded.
 _TARGET = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@%/?-]*")
 # Some parsers drop these, others do not.
+# What is surely no secret; a URL may hold a password or a signature.
+_TELLABLE = re.compile(r"[\w.:/-]{1,60}")
 _UNSEEN = re.compile(r"[\x00-\x20\x7f]")
 _AUTHORITY = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\[\]:@%\\]+)(:[0-9]{1,5})?")
 _NUMBER = re.compile(r"[0-9]+|0[xX][0-9a-fA-F]*")
@@ -68,7 +70,13 @@ def check_url(url: str, allowed: Allowed | None = None, *, most_characters: int 
     except ValueError:
         raise _refused("url", "The URL is not valid.") from None
     if parts.scheme not in _DEFAULT_PORTS:
-        raise _refused("scheme", "Only https URLs are allowed.")
+        told = repr(url) if _TELLABLE.fullmatch(url) else "This"
+        raise _refused(
+            "scheme",
+            "Only https URLs are allowed."
+            if "://" in url
+            else f"{told} is not a URL: a URL starts with https://, such as https://example.com/hook.",
+        )
     if not parts.netloc:
         raise _refused("host", "The URL has no host.")
     if not _AUTHORITY.fullmatch(parts.netloc):

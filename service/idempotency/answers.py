@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from fastapi import Header
@@ -40,7 +40,7 @@ class Answer:
     """What is sent, and sent again: status, JSON body, headers."""
 
     status: int
-    body: Any
+    body: Any = field(repr=False)  # may be a new key or secret
     headers: dict[str, str]
     replayed: bool = False
 

@@ -128,8 +128,8 @@ TokenParameter = Annotated[
 class StreamToken(BaseModel):
     """A token for reading an event stream without a key."""
 
-    token: str
-    url: str = Field(description="URL of the event stream, including the token, for an EventSource.")
+    token: str = Field(repr=False)
+    url: str = Field(repr=False, description="URL of the event stream, including the token, for an EventSource.")
     expires_at: datetime = Field(
         description="When the token expires (UTC). Open streams continue after that; a new stream needs a new token."
     )

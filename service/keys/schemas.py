@@ -76,7 +76,9 @@ class KeyOut(BaseModel):
 class KeyMade(KeyOut):
     """A new key."""
 
-    key: str = Field(description="The key's text, returned only once. Send it as Authorization: Bearer KEY.")
+    key: str = Field(
+        repr=False, description="The key's text, returned only once. Send it as Authorization: Bearer KEY."
+    )
 
 
 # What can be wrong with keys.

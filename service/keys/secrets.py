@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import re
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from service.ids import is_id, new_id
 from service.keys.local import SECRET_BYTES
@@ -33,8 +33,8 @@ class NewKey:
     """A key that was made just now: the only time that its text is there."""
 
     id: str
-    text: str
-    secret: str
+    text: str = field(repr=False)
+    secret: str = field(repr=False)
 
 
 def make_key() -> NewKey:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from sqlalchemy.orm import Session
@@ -23,7 +23,7 @@ class MadeKey:
     """A new key; ``text`` is shown once and kept nowhere."""
 
     row: ApiKey
-    text: str
+    text: str = field(repr=False)
 
 
 def pepper_of(settings: Settings) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import NamedTuple
 
 from pydantic import ValidationError
 
@@ -81,10 +81,11 @@ class ReportFormMissingError(
 DAYS = (1, 7, 30)
 
 
-class Shared(NamedTuple):
+@dataclass(frozen=True)
+class Shared:
     """A link that was made: its token, and when it ends."""
 
-    token: str
+    token: str = field(repr=False)
     ends_at: datetime
 
 

@@ -109,7 +109,7 @@ class WebhookOut(BaseModel):
 class WebhookMade(WebhookOut):
     """A webhook with its new secret, which is returned only once."""
 
-    secret: str
+    secret: str = Field(repr=False)
 
 
 class DeliveryOut(BaseModel):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import secrets
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -122,7 +122,7 @@ class Made:
     """A webhook and its new secret, which is shown once."""
 
     row: WebhookEndpoint
-    secret: str
+    secret: str = field(repr=False)
 
 
 def create(app: AppState, by: Principal, body: WebhookCreate, key: str | None) -> Answer:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from service.contracts.documents import MAX_BYTES, read_document
 from service.contracts.errors import FieldProblem, InvalidConfigError, problem_summary
-from worker.commands.recipes import MAX_BYTES, load_recipe, read_document
+from worker.commands.recipes import load_recipe
 
 RECIPE: dict[str, Any] = {
     "preset": "int8", "weight": {"granularity": "per_tensor"}, "exclude": [{"node": "conv"}, {"op_type": "Softmax"}],

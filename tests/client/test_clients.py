@@ -156,9 +156,13 @@ def test_lists_go_on_over_pages(client: Client, worker: Front, monkeypatch: pyte
     assert len(list(client.datasets(status="ready", limit=3))) == 3
 
 
-def test_a_config_is_checked_without_a_job(client: Client) -> None:
-    checked = client.validate({"preset": "int8"})
-    assert (checked.queue, checked.config.preset) == ("cpu", "int8")
+def test_a_config_is_checked_without_a_job(client: Client, tmp_path: Path) -> None:
+    file = tmp_path / "recipe.toml"
+    file.write_text('preset = "int8"\n')
+    for config in ("int8", {"preset": "int8"}, str(file), file):
+        checked = client.validate(config)
+        assert (checked.queue, checked.config.preset) == ("cpu", "int8")
+    assert client.validate(checked.config).config == checked.config
     with pytest.raises(quantmill.ConfigRefusedError) as caught:
         client.validate({"presett": "int8"})
     assert isinstance(caught.value, InvalidConfigError)

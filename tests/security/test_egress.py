@@ -126,6 +126,20 @@ def test_plain_http_only_where_an_operator_says_so(authority: trustme.CA, serve:
     assert server.connections == 1
 
 
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("foo", "'foo' is not a URL"),
+        ("hooks.example/a?token=hidden", "This is not a URL"),
+        ("ftp://hooks.example/", "Only https URLs"),
+    ],
+)
+def test_what_is_no_url_is_told_without_secrets(url: str, told: str) -> None:
+    with pytest.raises(UrlNotAllowedError, match=told) as caught:
+        Egress().send("POST", url)
+    assert "hidden" not in str(caught.value)
+
+
 @pytest.mark.parametrize("names", [("other.example",), ("127.0.0.1",), ("*.hooks.example",), ()])
 def test_the_certificate_must_be_that_of_the_name(authority: trustme.CA, serve: Serve, names: tuple[str, ...]) -> None:
     """The address is pinned, but it is the name in the URL that the certificate has to bear."""

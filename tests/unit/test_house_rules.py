@@ -30,6 +30,13 @@ CLOCK_READERS = {
 CLOCKS = {"monotonic", "perf_counter", "process_time", "thread_time", "time", "monotonic_ns", "perf_counter_ns"}
 
 
+# Fields that hold keys, tokens, or addresses with passwords in them, by class where only some of the name do.
+SECRET_FIELDS = {"secret", "token", "password", "api_key", "key_pepper", "database_url", "broker_url"}
+SECRETS_OF_CLASSES = {
+    "KeyMade.key", "MadeKey.text", "NewKey.text", "StreamToken.url", "Service.key", "RunPlace.key", "Answer.body",
+}  # fmt: skip
+
+
 def named(node: ast.AST) -> str:
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
@@ -54,6 +61,20 @@ def test_files_stay_short() -> None:
 def test_modules_say_what_they_are_for() -> None:
     modules = files("quantmill", "service", "worker")
     assert [name for name, path in modules.items() if ast.get_docstring(parsed(path)) is None] == []
+
+
+@pytest.mark.slow
+def test_no_repr_shows_a_secret() -> None:
+    seen = set()
+    for name, tree in trees("quantmill", "service", "worker").items():
+        for record in (node for node in tree if isinstance(node, ast.ClassDef)):
+            for part in (node for node in record.body if isinstance(node, ast.AnnAssign)):
+                field = f"{record.name}.{named(part.target)}"
+                if named(part.target) in SECRET_FIELDS or field in SECRETS_OF_CLASSES:
+                    seen.add(field)
+                    told = ast.unparse(part)
+                    assert "repr=False" in told or "SecretStr" in told, f"{name}: the repr of {field} shows it"
+    assert seen >= SECRETS_OF_CLASSES
 
 
 @pytest.mark.slow

@@ -97,13 +97,13 @@ def submit(
     printing: Printing,
 ) -> None:
     """Submit a job for each combination of model, preset and config; print the batch's id."""
-    from worker.commands.recipes import recipe_document
+    from service.contracts.documents import file_document
 
     waiting.check()
     if grid.members is None and not grid.model:
         raise typer.BadParameter("Give --model and --preset, or --members.")
     request = batch.request()
-    documents = [recipe_document(path) for path in grid.config or ()]
+    documents = [file_document(path) for path in grid.config or ()]
     with service.connected() as client:
         made = client.submit_batch(
             grid.model or (),
@@ -207,7 +207,7 @@ def _tell(event: BatchEventOut) -> None:
 
 
 def _members(path: Path) -> list[dict[str, Any]]:
-    from worker.commands.recipes import read_document
+    from service.contracts.documents import read_document
 
     found = read_document(path)
     if not isinstance(found, list) or not found or not all(isinstance(member, dict) for member in found):

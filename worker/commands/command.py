@@ -6,7 +6,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, get_type_hints
 
@@ -28,7 +28,7 @@ class Service:
     """Which service a command asks, and by which key."""
 
     server: options.Server = None
-    key: options.Key = None
+    key: options.Key = field(default=None, repr=False)
 
     @contextmanager
     def connected(self) -> Iterator[Client]:
@@ -40,7 +40,8 @@ class Service:
             ServerUnreachableError: nobody answers.
             ApiError: whatever the service refuses; without the right key its hint says how to give one.
         """
-        from service.client import Client, UnauthorizedError
+        from service.client import UnauthorizedError
+        from service.client.clients import CommandClient
         from service.client.connection import SERVER_VARIABLE, checked_address
         from service.contracts.command_errors import InvalidServerError
 
@@ -49,12 +50,12 @@ class Service:
                 "--server is empty.", hint="Leave it out to run here, or to use your service where a command needs one."
             )
         told = self.server or os.environ.get(SERVER_VARIABLE) or None
-        with Client(None if told is None else checked_address(told), self.key) as client:
+        with CommandClient(None if told is None else checked_address(told), self.key) as client:
             _knock(client.place.url)
             try:
                 yield client
             except UnauthorizedError as error:
-                word = "The API key is not valid" if client.place.headers else "The service requires an API key"
+                word = "The API key is not valid" if client.place.key else "The service requires an API key"
                 hint = (
                     f"{word}: give one with --key, or set QUANTMILL_API_KEY. `quantmill keys create` creates one; a "
                     "service started with `quantmill up` prints the file of its key."
@@ -211,11 +212,9 @@ def _expanded(function: Callable[..., Any], hints: Mapping[str, Any]) -> Callabl
 
 def _options_of(kind: Any) -> Iterator[inspect.Parameter]:
     hints = get_type_hints(kind, include_extras=True)
-    for field in fields(kind):
-        default = inspect.Parameter.empty if field.default is MISSING else field.default
-        yield inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[field.name]
-        )
+    for one in fields(kind):
+        default = inspect.Parameter.empty if one.default is MISSING else one.default
+        yield inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[one.name])
 
 
 def _knock(address: str) -> None:

@@ -236,7 +236,7 @@ def clone(
     printing: ResultPrinting,
 ) -> None:
     """Submit the request of a job with changes; print the new job's id."""
-    from worker.commands.recipes import recipe_document
+    from service.contracts.documents import file_document
 
     waiting.check()
     wanted = {} if changes is None else _object(changes)
@@ -246,7 +246,7 @@ def clone(
     if changes is None and config is None and name is None:
         raise typer.BadParameter("Give at least one change: JSON, --config or --name. To change nothing, use retry.")
     if config is not None:
-        wanted["config"] = recipe_document(config)
+        wanted["config"] = file_document(config)
     if name is not None:
         wanted["name"] = name
     with service.connected() as client:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -53,7 +53,7 @@ class RunPlace:
     server: Annotated[
         str | None, typer.Option(metavar="URL", help="Run on this service instead of in this process.")
     ] = None
-    key: options.Key = None
+    key: options.Key = field(default=None, repr=False)
 
     @property
     def service(self) -> Service | None:

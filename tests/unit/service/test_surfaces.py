@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from starlette.routing import Match
 
 from service.app import create_app
+from service.client import Client
 from service.contracts.errors import FieldProblem, InvalidRequestError
 from service.contracts.surfaces import (
     PAGES,
@@ -21,6 +22,7 @@ from service.contracts.surfaces import (
     SURFACES,
     for_command_line,
     for_page,
+    for_python,
     rewritten,
     surface_of,
     with_options,
@@ -140,6 +142,11 @@ def test_each_command_of_the_table_is_one_of_the_command_line(command: str) -> N
     assert len(arguments) >= taken, command
 
 
+@pytest.mark.parametrize("call", sorted({one.call for one in SURFACES.values() if one.call}))
+def test_each_call_of_the_table_is_one_of_the_client(call: str) -> None:
+    assert set(re.findall(r"client\.(\w+)\(", call)) <= set(dir(Client)), call
+
+
 def test_each_page_is_served_and_has_a_name(app: FastAPI) -> None:
     assert {surface.page for surface in SURFACES.values()} == set(PAGES)
     assert [path for path in PAGES if not is_served(app, "GET", path)] == []
@@ -177,6 +184,20 @@ def test_each_page_is_served_and_has_a_name(app: FastAPI) -> None:
 def test_a_text_is_rewritten_for_a_surface(text: str, command_line: str, page: str) -> None:
     assert for_command_line(text) == command_line
     assert for_page(text) == page
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("GET /v1/datasets lists them.", "`client.datasets()` lists them."),
+        ("Cancel it first with POST /v1/jobs/job_1/cancel.", 'Cancel it first with `client.cancel("job_1")`.'),
+        ("GET /v1/presets lists the presets.", "`quantmill presets --all` lists the presets."),
+        ("The schema is at /docs, under QuantizationConfig.", "docs/config.md describes every key."),
+        ("GET /v1/nothing is none.", "GET /v1/nothing is none."),
+    ],
+)
+def test_a_text_is_rewritten_for_python(text: str, said: str) -> None:
+    assert for_python(text) == said
 
 
 def test_pages_that_a_text_names_are_links() -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 
+@runtime_checkable
 class Run(Protocol):
     """Progress, log and cancellation of one run; implemented by the runner process, the CLI and the tests."""
 
