@@ -182,6 +182,10 @@ def print_problem(problem: Problem, console: Console | None = None) -> None:
         elif item.pointer and item.pointer not in head:
             told(Text(f"  at {item.pointer}"))
     for name, value in problem.where.items():
+        if isinstance(value, list):  # the detail may have told what is there
+            value = [one for one in value if not (isinstance(one, dict) and str(one.get("detail")) in problem.detail)]
+            if not value:
+                continue
         for line in _where_lines(name, value):
             told(Text(line))
     if problem.hint:
