@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import json as js
-from itertools import islice
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from service.contracts.changes import ratio_words
 from service.reports.figures import size
-from worker.commands.command import Service, command
+from worker.commands.command import Service, command, job_id
 from worker.commands.figures import duration_words, figure, labelled, number, short
 from worker.commands.options import Json
 from worker.commands.printing import print_json
 
 if TYPE_CHECKING:
-    from service.client import Client
     from service.comparison.schemas import ComparedJob, ComparedPair, Comparison
 
 _FEWEST = 2
-_JOB_PREFIX = "job_"
 _VALUE_CHARS = 40
 _MOST_CONFIG = 20
 _MOST_LAYERS = 10
@@ -49,7 +46,7 @@ def compare(
             param_hint="JOB JOB...",
         )
     with service.connected() as client:
-        ids = [_id(client, job) for job in jobs]
+        ids = [job_id(client, job) for job in jobs]
         if csv:
             typer.echo(client.compare_csv(ids), nl=False)
             return
@@ -58,20 +55,6 @@ def compare(
         print_json(found)
     else:
         _print(found)
-
-
-def _id(client: Client, job: str) -> str:
-    """The id of a job that is named by its id or by a name that one job alone has.
-
-    Raises:
-        typer.BadParameter: several jobs have the name.
-    """
-    if job.startswith(_JOB_PREFIX):
-        return job
-    named = [one.id for one in islice(client.jobs(name=job), 2)]
-    if len(named) > 1:
-        raise typer.BadParameter(f"Several jobs are named {job!r}: give the job's id.", param_hint="JOB JOB...")
-    return named[0] if named else job
 
 
 def _print(found: Comparison) -> None:

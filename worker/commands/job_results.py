@@ -13,7 +13,7 @@ import typer
 
 from service.contracts.command_errors import GATE_EXITS
 from worker.commands import options
-from worker.commands.command import ResultPrinting, Service
+from worker.commands.command import ResultPrinting, Service, job_id
 from worker.commands.options import ExtraDir, JobId
 from worker.commands.printing import print_json, print_line
 from worker.commands.report_files import ReportFiles, write_json, write_whole
@@ -160,6 +160,7 @@ def follow(
 
     _check_places(output, report, extra_dir, ReportFiles())
     with service.connected() as client:
+        job = job_id(client, job)
         found = client.job(job)
         if found.kind == "evaluate":
             _refuse_files({"--output": output, "--extra-dir": extra_dir})
@@ -205,6 +206,7 @@ def fetch(
         options.distinct_paths({"--output": output, "--report": report, "--safetensors": safetensors}, {})
     with ExitStack() as stack:
         client = stack.enter_context(service.connected())
+        job = job_id(client, job)
         if json:
             stack.enter_context(redirect_stdout(sys.stderr))  # what tells people of each file
         if client.job(job).kind == "evaluate":
