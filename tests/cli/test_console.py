@@ -16,7 +16,7 @@ from service.contracts.command_errors import GATE_EXITS, InvalidServerError
 from service.contracts.dataset import PreprocessingSpec
 from service.contracts.errors import FieldProblem, InvalidConfigError, InvalidRequestError, NotOnnxError
 from service.contracts.evaluation_report import ReportOutline
-from service.contracts.report import Finding, Interval, Report
+from service.contracts.report import Finding, GateClause, Interval, Report
 from service.contracts.report.layers import CRITICAL_LOGGED, Severity
 from service.jobs.schemas import EventOut
 from service.models.schemas import ModelRejectedError
@@ -313,6 +313,13 @@ def test_a_summary_follows_the_finding_that_explains_wrong_decisions_of_the_floa
     ):
         told = doubted(chance, cause, used="imagenet_tf")
         assert told == f"look at   Top-1 accuracy of the float model is 12.50 % ({cause.code}). Add -1."
+
+
+def test_a_collapsed_model_has_failed():
+    clause = GateClause(clause="sanity", metric="top1", wanted=10.0, got=0.0, holds=False, why="collapsed: it guesses")
+    console = plain()
+    print_summary(make_report("fail").model_copy(update={"gate": (clause,)}), console)
+    assert text(console).startswith("FAIL: collapsed: It guesses.")
 
 
 def test_findings_stand_before_all_figures():

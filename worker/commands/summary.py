@@ -75,7 +75,8 @@ def outcome(report: Report) -> Headline:
     """The verdict; without a gate, that the run is done, with the change of accuracy where the figures can be used."""
     found = headline(report)
     if report.verdict != "none":
-        return found
+        word = report.verdict.upper()  # what CI logs are searched for, before a word for why
+        return found if found.word == word else replace(found, word=f"{word}: {found.word.lower()}")
     sentence = "No gate is set." if found.alarm else f"{_accuracy_change(report)} (no gate set)"
     return replace(found, word="DONE", sentence=sentence)
 
