@@ -7,6 +7,7 @@ Source names the route, such as ``GET /v1/datasets lists them.``, and so do prob
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import NamedTuple
@@ -101,7 +102,7 @@ OPTIONS: dict[str, str] = {
     "/priority": "--priority",
 }
 # The preprocessing that a hint tells, which the command line takes as an option.
-_PREPROCESSING = re.compile(r"set the preprocessing to `(\{.*?\})`")
+_PREPROCESSING = re.compile(r"set the preprocessing to `([^`]+)`")
 # What a hint says over HTTP and on pages, and what the command line says in its place.
 _ON_COMMAND_LINE: dict[str, str] = {
     "Give a calibration dataset": "Give a calibration dataset with --calibration FILE",
@@ -121,7 +122,7 @@ def for_command_line(text: str) -> str:
     """The text with commands in place of routes, between backticks, and options in place of what requests hold."""
     for words, said in _ON_COMMAND_LINE.items():
         text = text.replace(words, said)
-    text = _PREPROCESSING.sub(r"use `--preprocessing '\1'`", text)
+    text = _PREPROCESSING.sub(lambda found: f"use `--preprocessing {shlex.quote(found[1])}`", text)
 
     def named(found: re.Match[str]) -> str:
         surface = surface_of(found[2])
