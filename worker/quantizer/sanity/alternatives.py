@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,8 +12,8 @@ import numpy as np
 
 from service.contracts.dataset import UNLABELLED, InputSpec, PreprocessingSpec
 from service.contracts.errors import DatasetMismatchError, EngineError, UnsupportedModelError
+from service.contracts.feeding import setting_with
 from service.contracts.model import TensorInfo
-from service.contracts.preprocessing import ANY_INPUT
 from worker.quantizer.data import OpenDataset
 from worker.quantizer.evaluation.metrics.distances import are_probabilities, log_softmax
 from worker.quantizer.runtime.session import Session
@@ -123,15 +122,12 @@ def _setting(
     """The whole preprocessing with a fragment for one input, so that it can be pasted; by its name where one gives
     the same: it sets every input, and pictures of an archive its own way.
     """
-    document = preprocessing.model_dump(mode="json", exclude_defaults=True)
-    inputs = document.setdefault("inputs", {})
-    entry = ANY_INPUT if name not in inputs and ANY_INPUT in inputs else name
-    inputs[entry] = {**inputs.get(entry, {}), **fragment}
-    named = InputSpec.model_validate(inputs[entry]).name
+    setting = setting_with(preprocessing, name, fragment)
+    named = PreprocessingSpec.model_validate_json(setting).input(name).name
     if named is None or not alone or preprocessing.labels is not None:
-        return json.dumps(document)
+        return setting
     same = arrays or PreprocessingSpec.model_validate(named).pictures == preprocessing.pictures
-    return named if same else json.dumps(document)
+    return named if same else setting
 
 
 def _channel_axis(values: Array, spec: InputSpec) -> int | None:
