@@ -46,9 +46,7 @@ def mapping_hint(spec: PreprocessingSpec, tensor: TensorInfo, name: str, array: 
     last = (tensor.shape or ())[-1:] == (COLOURS,)
     if last:
         fragment["model_layout"] = "NHWC"
-    own = (
-        f"set the preprocessing to `{setting_with(spec, tensor.name, fragment)}`, and add scale, mean and std"
-    )
+    own = f"set the preprocessing to `{setting_with(spec, tensor.name, fragment)}`, and add scale, mean and std"
     if name != IMAGES or fragment["layout"] != "NHWC" or spec != PreprocessingSpec():
         return f"To feed the images in {name!r}, {own}."
     names = (f"{plain}:NHWC" if last else plain for plain in ("imagenet_torchvision", "imagenet_tf"))

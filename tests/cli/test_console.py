@@ -27,7 +27,7 @@ from tests.support.front import make_report
 from worker.cli import app
 from worker.commands import views
 from worker.commands.console import ProgressView, print_problem
-from worker.commands.job_results import judged
+from worker.commands.job_results import check_gate, judged
 from worker.commands.remote import show_event
 from worker.commands.report_view import print_evaluation, print_report
 from worker.commands.summary import print_summary
@@ -106,6 +106,13 @@ def test_figures_of_times_have_one_unit_and_a_ratio_of_pairs_says_so():
     assert [milliseconds(0.0973, 0.11), milliseconds(0.11, 0.0973)] == ["97.3 µs", "110.0 µs"]
     assert pairs_note(6.78, 4.90, latency_change(1 / 1.35)) == " (median of pairs)"
     assert not pairs_note(6.78, 4.90, latency_change(4.90 / 6.78))
+
+
+def test_figures_of_layers_are_shown_where_verbose():
+    for verbose in (False, True):
+        console = plain()
+        ProgressView(console, verbose=verbose).metric("adaround", 3, {"error_before": 1.0, "error_left_percent": 50.0})
+        assert ("adaround 3: error_before 1" in text(console)) == verbose
 
 
 def test_figures_of_a_step_are_one_line_each():
@@ -405,6 +412,15 @@ def test_a_finding_that_allows_no_verdict_is_as_undecided(verdict, undermines, c
     found = Finding(code="float-at-chance", severity="critical", message="-", undermines_verdict=undermines)
     report = make_report(verdict).model_copy(update={"findings": (found,)})
     assert GATE_EXITS.get(judged(report)) == code
+
+
+def test_a_verdict_that_is_no_exit_code_is_told(capsys):
+    for verdict, quiet in (("pass", False), ("none", False), ("fail", True)):
+        check_gate(verdict, False, quiet=quiet)
+        assert not capsys.readouterr().err
+    for verdict, code in (("fail", "3"), ("undecided", "4")):
+        check_gate(verdict, False)
+        assert f"(exit code 0; with --fail-on-gate, for CI, it is {code})" in capsys.readouterr().err
 
 
 @each(("verdict", "told"), [("none", "critical finding: top1 "), ("pass", "pass, critical finding: top1 ")])

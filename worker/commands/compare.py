@@ -69,8 +69,9 @@ def _print(found: Comparison) -> None:
     for title, row in _rows(found):
         table.add_row(Text(title), *(Text(value) for value in row))
     console.print(table)
+    names = {job.id: job.name for job in found.jobs}
     for pair in found.pairs:
-        console.print(Text(_told(pair)), soft_wrap=True)
+        console.print(Text(_told(pair, names.get(pair.second) or pair.second)), soft_wrap=True)
     for title, lines, more in (
         ("config", [(d.pointer, [_short(value) for value in d.values]) for d in found.config_differences], 0),
         ("SQNR in dB", [(la.name, [short(v) for v in la.sqnr_db]) for la in found.layers], found.layers_more),
@@ -109,15 +110,20 @@ def _metric(job: ComparedJob, name: str) -> str:
     return "-" if found is None else f"{figure(found.float_, found.unit)} -> {figure(found.quantized, found.unit)}"
 
 
-def _told(pair: ComparedPair) -> str:
+def _told(pair: ComparedPair, name: str) -> str:
     if pair.flips is None or pair.interval is None:
-        return f"{pair.second}: {pair.reason}"
+        return f"{name}: {pair.reason}"
     word = "significant" if pair.significant else "not significant"
     return (
-        f"{pair.second}: {pair.measure} {-(pair.drop_percent or 0.0):+.2f} points to the first job "
-        f"({-pair.interval.high:+.2f} to {-pair.interval.low:+.2f}, p = {pair.p_value:.3g}: {word}); of {pair.samples} "
-        f"samples: {pair.flips.lost} lost, {pair.flips.won} won"
+        f"{name}: {pair.measure} {_gain(pair.drop_percent or 0.0)} points to the first job "
+        f"({_gain(pair.interval.high)} to {_gain(pair.interval.low)}, p = {pair.p_value:.3g}: {word}); "
+        f"of {pair.samples} samples: {pair.flips.lost} lost, {pair.flips.won} won"
     )
+
+
+def _gain(drop: float) -> str:
+    """What is won, in points with a sign; 0.00 without one that nothing stands behind."""
+    return f"{round(-drop, 2) + 0.0:+.2f}"
 
 
 def _short(value: object) -> str:

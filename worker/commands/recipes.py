@@ -21,7 +21,7 @@ from service.contracts.errors import InvalidConfigError, InvalidRequestError, Qu
 from service.contracts.graph_files import with_graphs
 from service.contracts.preprocessing import is_name
 from service.contracts.runner import DatasetSource
-from service.quark import Translation, read_config, translate_document
+from service.quark import Translation, read_config, translate_document, use_quark_words
 from worker.commands.files import NOWHERE, ExtraPlace
 from worker.commands.report_files import read_report
 
@@ -32,6 +32,8 @@ MAX_VALUES = 1_000_000
 _MERGE, _EQUALS = "tag:yaml.org,2002:merge", "tag:yaml.org,2002:value"
 SMALLEST = 'The smallest config is {"preset": "int8"}, in YAML preset: int8, in TOML preset = "int8".'
 REQUEST_CONFIG = "/config"
+# What yaml calls a text in memory; the file is named before it.
+_NAMELESS = ' in "<unicode string>"'
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class Recipe:
             except QuantmillError as error:
                 if self.file is not None:
                     error.relocate(self._place)
+                if self.translation is not None:
+                    use_quark_words(error)
                 raise
 
     def _place(self, pointer: str) -> str:
@@ -199,7 +203,7 @@ def read_document(path: Path) -> Any:
     try:
         document = parse(data.decode("utf-8"))
     except (ValueError, yaml.YAMLError, RecursionError) as error:
-        told = " ".join(str(error).split()) or type(error).__name__
+        told = " ".join(str(error).split()).replace(_NAMELESS, "") or type(error).__name__
         raise InvalidConfigError(f"{path} is not a {word} document: {told}", hint=SMALLEST) from None
     _check(document, "")
     return document

@@ -107,23 +107,6 @@ def test_fitting_datasets(m: ModelSummary, d: DatasetSummary) -> None:
 
 
 @pytest.mark.parametrize(
-    ("d", "hint"),
-    [
-        (dataset(a=("float32", (4, 3, 8, 8))), """To feed array 'a', set the preprocessing to """
-         """`{"inputs": {"x": {"array": "a"}}}`."""),
-        (dataset(a=("float32", (4, 3, 8, 8)), b=("float32", (4, 3, 8, 8))), "map arrays in a preprocessing spec."),
-        (dataset(images=("uint8", (4, 8, 8, 3))), "set the preprocessing to `imagenet_tf`, as the model was trained; "
-         'else set the preprocessing to `{"inputs": {"x": {"array": "images", "layout": "NHWC"}}}`'),
-        (dataset(data=("uint8", (4, 3, 8, 8))), '`{"inputs": {"x": {"array": "data", "layout": "NCHW"}}}`'),
-    ],
-)  # fmt: skip
-def test_the_one_array_that_is_left_is_mapped_by_a_setting_to_paste(d: DatasetSummary, hint: str) -> None:
-    with pytest.raises(DatasetMismatchError) as refused:
-        check_dataset(IMAGE, d)
-    assert hint in (refused.value.hint or "")
-
-
-@pytest.mark.parametrize(
     ("m", "d", "code", "says"),
     [
         (IMAGE, dataset(images=("float32", (4, 3, 8, 8))), "array-missing",
