@@ -16,11 +16,11 @@ from quantmill.running import model_file
 from service.contracts.command_errors import FileAccessError
 from service.contracts.config import QuantizationConfig as Recipe
 from service.contracts.data_checks import check_data_given
-from service.contracts.errors import InvalidConfigError, InvalidRequestError
+from service.contracts.errors import CalibrationMissingError, InvalidConfigError, InvalidRequestError
 from service.contracts.report import Report
 from service.contracts.runner import DatasetSource
 from service.cores import available_cores
-from service.quark import read_config, translate_document
+from service.quark import read_config, translate_document, use_quark_words
 
 if TYPE_CHECKING:
     import onnx
@@ -101,7 +101,11 @@ class ModelQuantizer:
         random = calibration_data_reader if isinstance(calibration_data_reader, RandomDataReader) else None
         self.recipe = self._translated({} if random is None else random.options)
         given = calibration_data_path is not None or (calibration_data_reader is not None and random is None)
-        check_data_given(self.recipe, calibration=given, evaluation=False, pointer="/calibration_data_reader")
+        try:
+            check_data_given(self.recipe, calibration=given, evaluation=False, pointer="/calibration_data_reader")
+        except CalibrationMissingError as error:
+            use_quark_words(error)
+            raise
         output = None if model_output is None else Path(model_output)
         if output is not None and not output.absolute().parent.is_dir():
             raise FileAccessError(f"{output} cannot be written: there is no such folder.", hint="Make it.")

@@ -16,6 +16,7 @@ from service.contracts.errors import (
     InvalidConfigError,
     UnsupportedModelError,
 )
+from service.contracts.feeding import mapping_hint
 from service.contracts.model import ModelSummary, TensorInfo, Work
 from service.contracts.preparation import PreparationSpec, brought_op_types
 from service.contracts.preprocessing import ANY_INPUT
@@ -124,6 +125,7 @@ def check_dataset(
                 "array-missing",
                 f"input {tensor.name!r} ({tensor.dtype}{_shape(tensor.shape)}) has no array {stored!r}; the "
                 f"{role} contains {_listed(dataset.arrays)}",
+                _mapping_hint(model, dataset, tensor),
             )
             continue
         for code, message in _mismatches(tensor, spec, array):
@@ -142,6 +144,15 @@ def check_dataset(
             hint=hints[0] or _HINTS.get(problems[0].code, _HINTS["array-missing"]),
             role=None if role == "dataset" else role,
         )
+
+
+def _mapping_hint(model: ModelSummary, dataset: DatasetSummary, tensor: TensorInfo) -> str | None:
+    """How the one array that feeds no other input is fed to this one; None: there is none, or a choice."""
+    fed = {dataset.preprocessing.input(one.name).array or one.name for one in model.inputs if one is not tensor}
+    left = [name for name in dataset.arrays if name not in fed]
+    if len(left) != 1:
+        return None
+    return mapping_hint(dataset.preprocessing, tensor, left[0], dataset.arrays[left[0]])
 
 
 # A forward pass that needs more than this runs on no worker.

@@ -14,6 +14,8 @@ from service.contracts.evaluation_checks import find_output, label_problems, out
 from service.contracts.model import TensorInfo
 
 ALGORITHMS_POINTER = "/config/algorithms"
+# As the hint names it; a Quark config has another word.
+RANDOM_DATA_KEY = "random_calibration in the config"
 _FLOATS = {"float16", "float32", "float64", "bfloat16"}
 # Place within the algorithm, code, message.
 _Fault = tuple[str, str, str]
@@ -193,8 +195,7 @@ def random_data_of(config: QuantizationConfig, *, pointer: str = CALIBRATION_POI
     use = "activation ranges are measured on it" if config.mode == "static" else f"{methods} learns from it"
     raise CalibrationMissingError(
         f"Calibration data is required: {use}.",
-        hint="Give a calibration dataset. To try structure and speed without one, set random_calibration in the config "
-        "(in a config of AMD Quark: the extra option UseRandomData).",
+        hint=f"Give a calibration dataset. To try structure and speed without one, set {RANDOM_DATA_KEY}.",
         pointer=pointer,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import islice
 from typing import Annotated, Any, Literal
 
@@ -181,6 +182,37 @@ class InputSpec(Contract):
     def is_identity(self) -> bool:
         """True if values stay as they are."""
         return self.scale == 1.0 and set(self.mean) == {0.0} and set(self.std) == {1.0}
+
+    @property
+    def name(self) -> str | None:
+        """The name of preprocessing that feeds arrays the same values; None: none does."""
+        if not {len(self.mean), len(self.std)} <= {1, COLOURS}:
+            return None
+        names = (f"{plain}{form}" for plain in PLAIN_NAMES for form in ("", ":NHWC", ":BGR", ":NHWC:BGR"))
+        return next((name for name in names if self._feeds_as(named_preprocessing(name)["inputs"][ANY_INPUT])), None)
+
+    def _feeds_as(self, document: dict[str, Any]) -> bool:
+        """Whatever way scale, mean and std are written."""
+        other = InputSpec.model_validate(document)
+        same = ("array", "layout", "model_layout", "channel_order")
+        figures = zip(self._factors + self._offsets, other._factors + other._offsets, strict=True)
+        return all(getattr(self, name) == getattr(other, name) for name in same) and all(
+            math.isclose(mine, its, rel_tol=1e-4, abs_tol=1e-9) for mine, its in figures
+        )
+
+    @property
+    def _factors(self) -> list[float]:
+        """Of each color channel, for a value as stored."""
+        return [self.scale / std for std in _per_channel(self.std)]
+
+    @property
+    def _offsets(self) -> list[float]:
+        """Subtracted from each color channel behind them."""
+        return [mean / std for mean, std in zip(_per_channel(self.mean), _per_channel(self.std), strict=True)]
+
+
+def _per_channel(values: tuple[float, ...]) -> tuple[float, ...]:
+    return values * COLOURS if len(values) == 1 else values
 
 
 class PreprocessingSpec(Contract):

@@ -23,6 +23,8 @@ MAX_BYTES = 32 << 20
 # Values that a document may have once its aliases are written out.
 MAX_VALUES = 1_000_000
 _MERGE, _EQUALS = "tag:yaml.org,2002:merge", "tag:yaml.org,2002:value"
+# What yaml calls a text in memory; the file is named before it.
+_NAMELESS = ' in "<unicode string>"'
 SMALLEST = 'The smallest config is {"preset": "int8"}, in YAML preset: int8, in TOML preset = "int8".'
 _SUFFIXES = (".json", ".yaml", ".yml", ".toml")
 _EXPECTED = 'Give the name of a preset, such as "int8", a dict, a QuantizationConfig, or the path of a config file.'
@@ -115,7 +117,7 @@ def read_document(path: Path) -> Any:
     try:
         document = parse(data.decode("utf-8"))
     except (ValueError, yaml.YAMLError, RecursionError) as error:
-        told = " ".join(str(error).split()) or type(error).__name__
+        told = " ".join(str(error).split()).replace(_NAMELESS, "") or type(error).__name__
         raise InvalidConfigError(f"{path} is not a {word} document: {told}", hint=SMALLEST) from None
     _check(document, "")
     return document

@@ -1,12 +1,20 @@
-"""How a dataset reaches the model, in words: said of every dataset, as preprocessing cannot be changed after upload."""
+"""How a dataset reaches the model, in words, and the preprocessing that would feed it. It is said of every dataset, as
+preprocessing cannot be changed after upload.
+"""
 
 from __future__ import annotations
 
-from service.contracts.dataset import InputSpec, PreprocessingSpec
-from service.contracts.preprocessing import ANY_INPUT, PictureSpec
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from service.contracts.dataset import COLOURS, ArraySummary, InputSpec, PreprocessingSpec
+from service.contracts.model import TensorInfo
+from service.contracts.preprocessing import ANY_INPUT, IMAGES, PictureSpec
 
 AS_STORED = "used as stored (no preprocessing)"
 _MOST_INPUTS, _MOST_CHANNELS = 4, 4
+_IMAGE_AXES = 4
 
 
 def fed_as(spec: PreprocessingSpec) -> str:
@@ -18,6 +26,32 @@ def fed_as(spec: PreprocessingSpec) -> str:
     if len(inputs) > _MOST_INPUTS:
         parts.append(f"{len(inputs) - _MOST_INPUTS} more inputs")
     return f"fed to the model as {'; '.join(parts)}" if parts else AS_STORED
+
+
+def setting_with(spec: PreprocessingSpec, name: str, fragment: Mapping[str, Any]) -> str:
+    """The whole preprocessing as JSON with a fragment for one input, so that it can be pasted."""
+    document = spec.model_dump(mode="json", exclude_defaults=True)
+    inputs = document.setdefault("inputs", {})
+    entry = ANY_INPUT if name not in inputs and ANY_INPUT in inputs else name
+    inputs[entry] = {**inputs.get(entry, {}), **fragment}
+    return json.dumps(document)
+
+
+def mapping_hint(spec: PreprocessingSpec, tensor: TensorInfo, name: str, array: ArraySummary) -> str:
+    """The preprocessing that feeds the array of this name to an input that has none; of images, with usual names."""
+    fragment = {"array": name}
+    if array.dtype != "uint8" or len(array.shape) != _IMAGE_AXES or COLOURS not in array.shape[1:]:
+        return f"To feed array {name!r}, set the preprocessing to `{setting_with(spec, tensor.name, fragment)}`."
+    fragment["layout"] = "NHWC" if array.shape[3] == COLOURS else "NCHW"
+    last = (tensor.shape or ())[-1:] == (COLOURS,)
+    if last:
+        fragment["model_layout"] = "NHWC"
+    own = f"set the preprocessing to `{setting_with(spec, tensor.name, fragment)}`, and add scale, mean and std"
+    if name != IMAGES or fragment["layout"] != "NHWC" or spec != PreprocessingSpec():
+        return f"To feed the images in {name!r}, {own}."
+    names = (f"{plain}:NHWC" if last else plain for plain in ("imagenet_torchvision", "imagenet_tf"))
+    usual = " or ".join(f"set the preprocessing to `{plain}`" for plain in names)
+    return f"To feed the images in {name!r}, {usual}, as the model was trained; else {own}."
 
 
 def _picture(spec: PictureSpec) -> list[str]:

@@ -225,8 +225,10 @@ def named_preprocessing(name: str) -> dict[str, Any]:
     plain, *options = name.split(":")
     known = (*PLAIN_NAMES, TIMM_FORM)
     if plain not in PLAIN_NAMES or len(set(options)) < len(options) or not {_LAST, _BLUE_FIRST}.issuperset(options):
-        near = nearest_key(plain, known)
-        told = f"did you mean {near!r}?" if near and near != plain else f"known: {', '.join(known)}"
+        near = [one for one in PLAIN_NAMES if plain and one.startswith(plain) and one != plain] or [
+            one for one in [nearest_key(plain, known)] if one and one != plain
+        ]
+        told = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known: {', '.join(known)}"
         raise ValueError(f"unknown preprocessing {name!r}; {told}; you can append :{_LAST} or :{_BLUE_FIRST}")
     found = _plain(plain, _LAST if _LAST in options else "NCHW")
     feed = found["inputs"][ANY_INPUT]

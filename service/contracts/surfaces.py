@@ -7,6 +7,7 @@ Source names the route, such as ``GET /v1/datasets lists them.``, and so do prob
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import NamedTuple
@@ -132,7 +133,7 @@ OPTIONS: dict[str, str] = {
     "/priority": "--priority",
 }
 # The preprocessing that a hint tells, which the command line takes as an option.
-_PREPROCESSING = re.compile(r"set the preprocessing to `(\{.*?\})`")
+_PREPROCESSING = re.compile(r"set the preprocessing to `([^`]+)`")
 # What a hint says over HTTP and on pages, and what the command line says in its place.
 _ON_COMMAND_LINE: dict[str, str] = {
     "Give a calibration dataset": "Give a calibration dataset with --calibration FILE",
@@ -157,7 +158,9 @@ _OPEN = re.compile(r"\{.*\}|[A-Z]+")
 
 def for_command_line(text: str) -> str:
     """The text with commands in place of routes, between backticks, and options in place of what requests hold."""
-    text = _PREPROCESSING.sub(r"use `--preprocessing '\1'`", _replaced(text, _ON_COMMAND_LINE))
+    text = _PREPROCESSING.sub(
+        lambda found: f"use `--preprocessing {shlex.quote(found[1])}`", _replaced(text, _ON_COMMAND_LINE)
+    )
     return _with_routes(text, lambda surface: surface.command)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
@@ -86,6 +86,8 @@ def _too_large(at: str, told: str) -> PydanticCustomError:
 
 # Of a document with many faults so many are told; so many of pydantic's, several of which may be one, are looked at.
 MOST_TOLD, _MOST_LOOKED_AT = 20, 400
+# Sections that a key may have been meant for.
+_MOST_NESTED = 3
 
 
 def field_problems(
@@ -104,7 +106,9 @@ def field_problems(
         place = _resolve(model, item["loc"])
         path, message = place.path, message_of(item)
         if item["type"] == "extra_forbidden" and place.path:
-            message = _unknown(place.path[-1], {name for found in place.holders for name in found.model_fields})
+            names = {name for found in place.holders for name in found.model_fields}
+            inner = list(_nested(str(place.path[-1]), place.holders))
+            message = _unknown(place.path[-1], names, inner)
         elif item["type"] in ("union_tag_invalid", "union_tag_not_found"):
             key, message = _tag_problem(item, [str(_tag(member)) for member in place.members])
             path = [*path, key]
@@ -127,10 +131,31 @@ def _only_by_other_errors(item: ErrorDetails) -> bool:
     return item["type"] == "too_short" and isinstance(given, list | tuple) and len(given) >= item["ctx"]["min_length"]
 
 
-def _unknown(key: int | str, names: Iterable[str]) -> str:
+def _unknown(key: int | str, names: Iterable[str], inner: Sequence[str] = ()) -> str:
+    """What is said of a key that is not there; ``inner``: where it is, in sections."""
     near = nearest_key(str(key), sorted(names))
-    told = f"did you mean {near!r}?" if near else f"valid keys: {', '.join(sorted(names))}"
+    meant = " or ".join(map(repr, inner[:_MOST_NESTED] or ([near] if near else [])))
+    told = f"did you mean {meant}?" if meant else f"valid keys: {', '.join(sorted(names))}"
     return f"unknown key {str(key)!r}; {told}"
+
+
+def _nested(key: str, models: Iterable[type[BaseModel]], depth: int = 2) -> Iterator[str]:
+    """Where sections of these models have a key of that name, such as evaluation.gate; not within lists."""
+    for name, field in ((name, field) for model in models for name, field in model.model_fields.items()):
+        sections = [one for one in _members(field.annotation) if isinstance(one, type) and issubclass(one, BaseModel)]
+        if any(key in section.model_fields for section in sections):
+            yield f"{name}.{key}"
+        elif depth > 1:
+            yield from (f"{name}.{found}" for found in _nested(key, sections, depth - 1))
+
+
+def _members(annotation: Any) -> Iterator[Any]:
+    """The annotation, or those of a union."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType, typing.Annotated):
+        for member in typing.get_args(annotation):
+            yield from _members(member)
+    else:
+        yield annotation
 
 
 def _without_alternatives(items: list[ErrorDetails], model: type[BaseModel]) -> Iterator[ErrorDetails]:

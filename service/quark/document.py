@@ -13,7 +13,15 @@ from typing import Any
 
 from service.contracts.base import below
 from service.contracts.config import QuantizationConfig, parse_config
-from service.contracts.errors import FieldProblem, InvalidConfigError, QuantmillError, problem_summary, relocated
+from service.contracts.data_checks import RANDOM_DATA_KEY
+from service.contracts.errors import (
+    CalibrationMissingError,
+    FieldProblem,
+    InvalidConfigError,
+    QuantmillError,
+    problem_summary,
+    relocated,
+)
 from service.contracts.presets import Preset, find_preset, missing_preset
 from service.quark.draft import BAD_VALUE, UNKNOWN, Note, QuarkDraft, QuarkStep
 from service.quark.finish import BIAS_KEYS, finish
@@ -67,6 +75,7 @@ class Translation:
     def relocate(self, error: QuantmillError, pointer: str) -> None:
         """Have an error that a later check found with our config, as of ``pointer``, point into the Quark config."""
         error.relocate(lambda place: self.origin(place, pointer))
+        use_quark_words(error)
 
     def origin(self, place: str, pointer: str) -> str:
         """Where in the Quark config stands what ``place`` points to in our config, which itself is at ``pointer``."""
@@ -78,6 +87,12 @@ class Translation:
             if origin is not None:
                 return origin
         return place if parts[:1] and parts[0] in PASSED else self.root
+
+
+def use_quark_words(error: QuantmillError) -> None:
+    """Have the hint of missing data name the option of a Quark config."""
+    if isinstance(error, CalibrationMissingError) and error.hint is not None:
+        error.hint = error.hint.replace(RANDOM_DATA_KEY, "the extra option UseRandomData")
 
 
 def translate(data: Any, pointer: str = "") -> Translation:

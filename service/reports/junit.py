@@ -70,7 +70,7 @@ def _case(suite: ElementTree.Element, group: str, words: str) -> ElementTree.Ele
 
 
 def _outcome(case: ElementTree.Element, kind: str, code: str, message: str, more: str) -> None:
-    told = {"message": prose(f"{message} {more}".strip())}
+    told = {"message": prose(_sentences(message, more))}
     if kind != "skipped":
         told["type"] = name(code)
     ElementTree.SubElement(case, kind, told).text = prose(more or message)
@@ -101,5 +101,9 @@ def _count(element: ElementTree.Element, suites: tuple[ElementTree.Element, ...]
 
 
 def _line(finding: Finding) -> str:
-    hint = f" {finding.hint}" if finding.hint else ""
-    return prose(f"{finding.severity} [{finding.code}]: {finding.message}{hint}")
+    return prose(f"{finding.severity} [{finding.code}]: {_sentences(finding.message, finding.hint or '')}")
+
+
+def _sentences(message: str, more: str) -> str:
+    """Both in a line; a message ends without a full stop where it stands alone."""
+    return (f"{message.removesuffix('.')}. {more}" if more else message).strip()

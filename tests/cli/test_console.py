@@ -13,11 +13,13 @@ from typer.testing import CliRunner
 
 from service.contracts.changes import latency_change, pairs_note
 from service.contracts.command_errors import GATE_EXITS, InvalidServerError
-from service.contracts.errors import FieldProblem, InvalidConfigError, InvalidRequestError
+from service.contracts.dataset import PreprocessingSpec
+from service.contracts.errors import FieldProblem, InvalidConfigError, InvalidRequestError, NotOnnxError
 from service.contracts.evaluation_report import ReportOutline
-from service.contracts.report import Finding, Interval, Report
-from service.contracts.report.layers import CRITICAL_LOGGED
+from service.contracts.report import Finding, GateClause, Interval, Report
+from service.contracts.report.layers import CRITICAL_LOGGED, Severity
 from service.jobs.schemas import EventOut
+from service.models.schemas import ModelRejectedError
 from service.reports.figures import milliseconds
 from tests.cli.conftest import words
 from tests.support.each import each
@@ -25,7 +27,7 @@ from tests.support.front import make_report
 from worker.cli import app
 from worker.commands import views
 from worker.commands.console import ProgressView, print_problem
-from worker.commands.job_results import judged
+from worker.commands.job_results import check_gate, judged
 from worker.commands.remote import show_event
 from worker.commands.report_view import print_evaluation, print_report
 from worker.commands.summary import print_summary
@@ -106,6 +108,13 @@ def test_figures_of_times_have_one_unit_and_a_ratio_of_pairs_says_so():
     assert not pairs_note(6.78, 4.90, latency_change(4.90 / 6.78))
 
 
+def test_figures_of_layers_are_shown_where_verbose():
+    for verbose in (False, True):
+        console = plain()
+        ProgressView(console, verbose=verbose).metric("adaround", 3, {"error_before": 1.0, "error_left_percent": 50.0})
+        assert ("adaround 3: error_before 1" in text(console)) == verbose
+
+
 def test_figures_of_a_step_are_one_line_each():
     console = plain()
     moment = datetime(2026, 1, 1, tzinfo=UTC)
@@ -156,6 +165,18 @@ def test_what_an_error_names_is_read_line_by_line():
         "  axes: 1, 2",
         "  node: conv",
         "  span: from 1",
+    ]
+
+
+def test_what_was_rejected_is_told_once():
+    console = plain()
+    reason = NotOnnxError("The file is not ONNX.", hint="Export it.", rule={"a": 1}).problem()
+    error = ModelRejectedError("mdl_1", pointer="/model_id", reasons=[reason])
+    print_problem(error.problem(), console)
+    assert text(console).splitlines() == [
+        "error[model-rejected]: The model mdl_1 was rejected: The file is not ONNX.",
+        "  at --model",
+        "  hint: Export it.",
     ]
 
 
@@ -237,7 +258,8 @@ def test_a_summary_is_five_lines(tmp_path):
     print_summary(lossy(), console, report_path=tmp_path / "r.json")
     assert [line.rstrip() for line in text(console).splitlines()] == [
         "Gate failed: 1 of 2 conditions of the gate failed. Output SQNR is at least 20.00 dB; measured 12.50 dB.",
-        "accuracy  Top-1 accuracy 90.00 % -> 89.50 %, -0.50 points ▼",
+        "accuracy  Top-1 accuracy 90.00 % -> 89.50 %, -0.50 points ▼ (on the calibration data; --evaluation "
+        "measures on other data)",
         "size      3.91 KiB -> 1000 B, 75.0 % smaller",
         "latency   1.00 ms -> 0.50 ms, 2.00x faster",
         "look at   conv (Conv): 61 % of all error, activations are clipped. Try: Use AdaRound. "
@@ -261,19 +283,50 @@ def test_a_summary_begins_with_what_makes_its_figures_worthless():
     ]  # fmt: skip
 
 
+def doubted(*findings: Finding, used: str | None = None) -> str:
+    """The last line about a float model that is mostly wrong."""
+    report = lossy()
+    spec = PreprocessingSpec() if used is None else PreprocessingSpec.model_validate(used)
+    manifest = report.manifest.model_copy(update={"calibration_preprocessing": spec})
+    metric = report.metrics[0].model_copy(update={"kind": "top1", "float_": 12.5})
+    console = Console(file=io.StringIO(), width=300, highlight=False)
+    changed = {"metrics": (metric,), "findings": findings, "manifest": manifest}
+    print_summary(report.model_copy(update=changed), console)
+    return next(line for line in text(console).splitlines() if line.startswith("look at"))
+
+
+def finding(code: str, hint: str | None, *, severity: Severity = "critical", undermines: bool = True) -> Finding:
+    return Finding(code=code, severity=severity, message="it is so", hint=hint, undermines_verdict=undermines)
+
+
 @pytest.mark.parametrize("hint", [None, 'Values from 0 to 1: set the preprocessing to `{"a": {}}`.'])
 def test_a_summary_doubts_the_preprocessing_of_a_float_model_that_is_mostly_wrong(hint):
-    report = lossy()
-    metric = report.metrics[0].model_copy(update={"kind": "top1", "float_": 12.5})
-    found = [Finding(code="input-fits-better-otherwise", severity="critical", message="x", hint=hint)] if hint else []
-    console = Console(file=io.StringIO(), width=300, highlight=False)
-    print_summary(report.model_copy(update={"metrics": (metric,), "findings": tuple(found)}), console)
-    told = text(console).splitlines()[-1]
+    told = doubted(*([finding("input-fits-better-otherwise", hint, undermines=False)] if hint else []))
     assert told.startswith(
         "look at   Top-1 accuracy of the float model is 12.50 %, so the preprocessing probably does not"
     )
     hinted = "Values from 0 to 1: use `--preprocessing '{\"a\": {}}'`."
     assert (hinted if hint else "`--preprocessing imagenet_torchvision|imagenet_tf|imagenet_caffe|cifar10`") in told
+
+
+def test_a_summary_follows_the_finding_that_explains_wrong_decisions_of_the_float_model():
+    chance = finding("float-metric-at-chance", "Check all.")
+    tried = "so the preprocessing probably does not match. Try `--preprocessing imagenet_torchvision|imagenet_caffe|"
+    assert tried in doubted(chance, used="imagenet_tf")
+    for cause in (
+        finding("labels-shifted", "Add -1."),
+        finding("labels-never-decided", "Add -1.", severity="warning", undermines=False),
+        finding("float-output-constant", "Add -1."),
+    ):
+        told = doubted(chance, cause, used="imagenet_tf")
+        assert told == f"look at   Top-1 accuracy of the float model is 12.50 % ({cause.code}). Add -1."
+
+
+def test_a_collapsed_model_has_failed():
+    clause = GateClause(clause="sanity", metric="top1", wanted=10.0, got=0.0, holds=False, why="collapsed: it guesses")
+    console = plain()
+    print_summary(make_report("fail").model_copy(update={"gate": (clause,)}), console)
+    assert text(console).startswith("FAIL: collapsed: It guesses.")
 
 
 def test_findings_stand_before_all_figures():
@@ -363,6 +416,15 @@ def test_a_finding_that_allows_no_verdict_is_as_undecided(verdict, undermines, c
     found = Finding(code="float-at-chance", severity="critical", message="-", undermines_verdict=undermines)
     report = make_report(verdict).model_copy(update={"findings": (found,)})
     assert GATE_EXITS.get(judged(report)) == code
+
+
+def test_a_verdict_that_is_no_exit_code_is_told(capsys):
+    for verdict, quiet in (("pass", False), ("none", False), ("fail", True)):
+        check_gate(verdict, False, quiet=quiet)
+        assert not capsys.readouterr().err
+    for verdict, code in (("fail", "3"), ("undecided", "4")):
+        check_gate(verdict, False)
+        assert f"(exit code 0; with --fail-on-gate, for CI, it is {code})" in capsys.readouterr().err
 
 
 @each(("verdict", "told"), [("none", "Critical finding: top1 "), ("pass", "Critical finding: top1 ")])

@@ -100,6 +100,23 @@ def test_once_more_with_changes_and_waited_for(ask: Ask, job: JobOut, tmp_path: 
 
 
 @on_a_service
+def test_a_job_is_named_by_a_name_that_no_other_has(ask: Ask, service: Service, other_job: JobOut) -> None:
+    name = other_job.name
+    for command in (("jobs", "show", "--json"), ("report", "--json"), ("jobs", "logs"), ("jobs", "hand-over")):
+        words = (*command, name) if command[-1] != "--json" else (*command[:-1], name, "--json")
+        by_id = [other_job.id if word == name else word for word in words]
+        assert ask(*words) == ask(*by_id)
+    twins = [service.client.retry(other_job) for _ in range(2)]
+    for twin in twins:
+        service.client.rename(twin, {"name": "twin"})
+    said = ask("jobs", "cancel", "twin", code=2)
+    assert all(twin.id in said for twin in twins)
+    for twin in twins:
+        ask("jobs", "cancel", twin.id)
+    assert "No job has the id or name" in ask("jobs", "show", "nobody", code=2)
+
+
+@on_a_service
 def test_jobs_side_by_side(ask: Ask, service: Service, job: JobOut, other_job: JobOut) -> None:
     both = (job.id, other_job.id)
     shown = ask("compare", *both)

@@ -6,6 +6,7 @@ They work on the database itself, so that the first key can be made.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -196,6 +197,7 @@ def _has_data(settings: Settings) -> bool:
 
 
 def _require_data(settings: Settings) -> None:
+    from service.client.connection import SERVER_VARIABLE
     from service.contracts.command_errors import NoServiceDataError
     from service.keys import local
 
@@ -206,7 +208,10 @@ def _require_data(settings: Settings) -> None:
     if running:
         hint = f"Give --data-dir: your service on this host uses {' or '.join(running)}."
     place = settings.data_dir if settings.data_dir.is_absolute() else f"./{settings.data_dir}"
-    raise NoServiceDataError(f"No service data in {place}.", hint=hint)
+    told = f"No service data in {place}."
+    if os.environ.get(SERVER_VARIABLE):
+        told += f" This command works on the data directory, not over HTTP: {SERVER_VARIABLE} has no effect on it."
+    raise NoServiceDataError(told, hint=hint)
 
 
 def operator() -> Principal:

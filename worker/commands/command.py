@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from itertools import islice
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, get_type_hints
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 KNOCK_SECONDS = 10.0
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _RETURNED = ("client", "return")
+_JOB_PREFIX, _MOST_NAMED = "job_", 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +63,26 @@ class Service:
                     "service started with `quantmill up` prints the file of its key."
                 )
                 raise UnauthorizedError(error.sent.model_copy(update={"hint": hint})) from None
+
+
+def job_id(client: Client, job: str) -> str:
+    """The id of a job that is named by its id or by a name that one job alone has.
+
+    Raises:
+        typer.BadParameter: several jobs have the name, or none.
+    """
+    if job.startswith(_JOB_PREFIX):
+        return job
+    named = [one.id for one in islice(client.jobs(name=job), _MOST_NAMED + 1)]
+    if not named:
+        raise typer.BadParameter(
+            f"No job has the id or name {job!r}; `quantmill jobs list` lists the jobs.", param_hint="JOB"
+        )
+    if len(named) > 1:
+        more = ", ..." if len(named) > _MOST_NAMED else ""
+        told = f"{', '.join(named[:_MOST_NAMED])}{more}"
+        raise typer.BadParameter(f"Several jobs are named {job!r}; give the id of one: {told}", param_hint="JOB")
+    return named[0]
 
 
 @dataclass(frozen=True, kw_only=True)

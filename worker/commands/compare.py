@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as js
-from itertools import islice
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,17 +10,15 @@ import typer
 from service.contracts.changes import ratio_words
 from service.reports.figures import size
 from service.reports.verdict import outcome
-from worker.commands.command import Service, command
+from worker.commands.command import Service, command, job_id
 from worker.commands.figures import duration_words, figure, labelled, number, short
 from worker.commands.options import Json
 from worker.commands.printing import print_json
 
 if TYPE_CHECKING:
-    from service.client import Client
     from service.comparison.schemas import ComparedJob, ComparedPair, Comparison
 
 _FEWEST = 2
-_JOB_PREFIX = "job_"
 _VALUE_CHARS = 40
 _MOST_CONFIG = 20
 _MOST_LAYERS = 10
@@ -50,7 +47,7 @@ def compare(
             param_hint="JOB JOB...",
         )
     with service.connected() as client:
-        ids = [_id(client, job) for job in jobs]
+        ids = [job_id(client, job) for job in jobs]
         if csv:
             typer.echo(client.compare_csv(ids), nl=False)
             return
@@ -59,20 +56,6 @@ def compare(
         print_json(found)
     else:
         _print(found)
-
-
-def _id(client: Client, job: str) -> str:
-    """The id of a job that is named by its id or by a name that one job alone has.
-
-    Raises:
-        typer.BadParameter: several jobs have the name.
-    """
-    if job.startswith(_JOB_PREFIX):
-        return job
-    named = [one.id for one in islice(client.jobs(name=job), 2)]
-    if len(named) > 1:
-        raise typer.BadParameter(f"Several jobs are named {job!r}: give the job's id.", param_hint="JOB JOB...")
-    return named[0] if named else job
 
 
 def _print(found: Comparison) -> None:
@@ -87,8 +70,9 @@ def _print(found: Comparison) -> None:
     for title, row in _rows(found):
         table.add_row(Text(title), *(Text(value) for value in row))
     console.print(table)
+    names = {job.id: job.name for job in found.jobs}
     for pair in found.pairs:
-        console.print(Text(_told(pair)), soft_wrap=True)
+        console.print(Text(_told(pair, names.get(pair.second) or pair.second)), soft_wrap=True)
     for title, lines, more in (
         ("config", [(d.pointer, [_short(value) for value in d.values]) for d in found.config_differences], 0),
         ("SQNR in dB", [(la.name, [short(v) for v in la.sqnr_db]) for la in found.layers], found.layers_more),
@@ -131,15 +115,20 @@ def _metric(job: ComparedJob, name: str) -> str:
     return "-" if found is None else f"{figure(found.float_, found.unit)} -> {figure(found.quantized, found.unit)}"
 
 
-def _told(pair: ComparedPair) -> str:
+def _told(pair: ComparedPair, name: str) -> str:
     if pair.flips is None or pair.interval is None:
-        return f"{pair.second}: {pair.reason}"
+        return f"{name}: {pair.reason}"
     word = "significant" if pair.significant else "not significant"
     return (
-        f"{pair.second}: {pair.measure} {-(pair.drop_percent or 0.0):+.2f} points to the first job "
-        f"({-pair.interval.high:+.2f} to {-pair.interval.low:+.2f}, p = {pair.p_value:.3g}: {word}); of {pair.samples} "
-        f"samples: {pair.flips.lost} lost, {pair.flips.won} won"
+        f"{name}: {pair.measure} {_gain(pair.drop_percent or 0.0)} points to the first job "
+        f"({_gain(pair.interval.high)} to {_gain(pair.interval.low)}, p = {pair.p_value:.3g}: {word}); "
+        f"of {pair.samples} samples: {pair.flips.lost} lost, {pair.flips.won} won"
     )
+
+
+def _gain(drop: float) -> str:
+    """What is won, in points with a sign; 0.00 without one that nothing stands behind."""
+    return f"{round(-drop, 2) + 0.0:+.2f}"
 
 
 def _short(value: object) -> str:

@@ -33,6 +33,8 @@ WIDTH_WITHOUT_TERMINAL = 120
 # Of tables with more columns than there is room for, with rules between them.
 NARROW: dict[str, Any] = {"box": None, "padding": (0, 1, 0, 0)}
 PLAIN_PERIOD_SECONDS = 2.0
+# A figure that the steps of layers alone have.
+_OF_LAYERS = "error_left_percent"
 # The time left is a guess before so much of the run has passed.
 _KNOWN_SECONDS, _KNOWN_SHARE = 5.0, 0.05
 # Of the line that shows progress: it fits into 80 columns.
@@ -74,12 +76,14 @@ def _cut(most: int) -> Column:
 
 
 class ProgressView:
-    """Progress: one line that is rewritten on a terminal, a line now and then elsewhere; nothing where ``quiet``.
+    """Progress: one line that is rewritten on a terminal, a line now and then elsewhere; nothing where ``quiet``, and
+    figures of every layer where ``verbose``.
 
     Is a ``Run`` of the quantizer.
     """
 
-    def __init__(self, console: Console | None = None, *, quiet: bool = False) -> None:
+    def __init__(self, console: Console | None = None, *, quiet: bool = False, verbose: bool = False) -> None:
+        self._verbose = verbose
         self._console = console or make_console(stderr=True, quiet=quiet)
         self._printed: dict[str, tuple[float, str]] = {}
         self._whole = self._whole_told = ""
@@ -135,7 +139,9 @@ class ProgressView:
             self._line.update(self._task, whole=self._whole)
 
     def metric(self, stage: str, step: int, values: Mapping[str, float | None]) -> None:
-        """Show figures of a step."""
+        """Show figures of a step; those of layers only where ``verbose``, as a message tells them, too."""
+        if _OF_LAYERS in values and not self._verbose:
+            return
         figures = "  ".join(f"{name} {value:.4g}" for name, value in values.items() if value is not None)
         self._console.print(Text(f"{stage} {step}: {figures}", style="dim"))
 
@@ -182,12 +188,21 @@ def print_problem(problem: Problem, console: Console | None = None) -> None:
         elif item.pointer and item.pointer not in head:
             told(Text(f"  at {item.pointer}"))
     for name, value in problem.where.items():
+        if _are_problems(value):  # told by the errors, each with its pointer
+            continue
         for line in _where_lines(name, value):
             told(Text(line))
     if problem.hint:
         told(Text(f"  hint: {problem.hint}"))
     if problem.request_id:
         told(Text(f"  request: {problem.request_id}"))
+
+
+def _are_problems(value: Any) -> bool:
+    """True for whole problem objects, such as the reasons of a rejected upload."""
+    return isinstance(value, list) and any(
+        isinstance(one, dict) and {"type", "title", "status"} <= set(one) for one in value
+    )
 
 
 def _where_lines(name: str, value: Any) -> Iterator[str]:

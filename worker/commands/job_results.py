@@ -13,7 +13,7 @@ import typer
 
 from service.contracts.command_errors import GATE_EXITS
 from worker.commands import options
-from worker.commands.command import ResultPrinting, Service
+from worker.commands.command import ResultPrinting, Service, job_id
 from worker.commands.options import ExtraDir, JobId
 from worker.commands.printing import print_json, print_line
 from worker.commands.report_files import ReportFiles, write_json, write_whole
@@ -92,12 +92,12 @@ def finish(client: Client, job: JobOut, waiting: WaitOptions, printing: ResultPr
         if printing.json:
             print_json(job)
         return
-    result = followed(client, job, timeout_seconds=waiting.timeout, quiet=printing.quiet)
+    result = followed(client, job, timeout_seconds=waiting.timeout, quiet=printing.quiet, verbose=printing.verbose)
     if printing.json:
         print_json(client.job(job))
     elif not printing.quiet:
         print_result(result, verbose=printing.verbose)
-    check_gate(judged(result), waiting.fail_on_gate)
+    check_gate(judged(result), waiting.fail_on_gate, quiet=printing.quiet)
 
 
 def followed(
@@ -106,13 +106,14 @@ def followed(
     *,
     timeout_seconds: float | None,
     quiet: bool,
+    verbose: bool = False,
     on_event: Callable[[EventOut], None] | None = None,
 ) -> Report | EvaluationReport:
     """Show a job's progress until it has ended; gives its report, of whichever kind it is."""
     from worker.commands import remote
     from worker.commands.console import ProgressView
 
-    with ProgressView(quiet=quiet) as view:
+    with ProgressView(quiet=quiet, verbose=verbose) as view:
         remote.follow(client, job.id, view=view, timeout_seconds=timeout_seconds, on_event=on_event)
     return client.evaluation_report(job.id) if job.kind == "evaluate" else client.report(job.id)
 
@@ -129,10 +130,14 @@ def print_result(result: Report | EvaluationReport, *, verbose: bool = False, re
         (print_report if verbose else print_summary)(result, report_path=report_path)
 
 
-def check_gate(verdict: str, fail_on_gate: bool) -> None:
-    """End with the code of the verdict, if that is asked for."""
-    if fail_on_gate and verdict in GATE_EXITS:
-        raise typer.Exit(GATE_EXITS[verdict])
+def check_gate(verdict: str, fail_on_gate: bool, *, quiet: bool = False) -> None:
+    """End with the code of the verdict, if that is asked for; else say that a script cannot tell."""
+    code = GATE_EXITS.get(verdict)
+    if code is not None and fail_on_gate:
+        raise typer.Exit(code)
+    if code is not None and not quiet:
+        word = "The gate failed" if verdict == "fail" else "There is no verdict on accuracy"
+        typer.echo(f"{word} (exit code 0; with --fail-on-gate, for CI, it is {code:d}).", err=True)
 
 
 def judged(result: Report | EvaluationReport) -> str:
@@ -160,11 +165,14 @@ def follow(
 
     _check_places(output, report, extra_dir, ReportFiles())
     with service.connected() as client:
+        job = job_id(client, job)
         found = client.job(job)
         if found.kind == "evaluate":
             _refuse_files({"--output": output, "--extra-dir": extra_dir})
         tell, quiet = print_line if printing.json else None, printing.quiet or printing.json
-        result = followed(client, found, timeout_seconds=judging.timeout, quiet=quiet, on_event=tell)
+        result = followed(
+            client, found, timeout_seconds=judging.timeout, quiet=quiet, verbose=printing.verbose, on_event=tell
+        )
         done = None
         if isinstance(result, Report):
             if output is not None:
@@ -177,7 +185,7 @@ def follow(
         print_result(result, verbose=printing.verbose, report_path=report)
         if done is not None:
             print_files(done)
-    check_gate(judged(result), judging.fail_on_gate)
+    check_gate(judged(result), judging.fail_on_gate, quiet=quiet)
 
 
 def fetch(
@@ -205,6 +213,7 @@ def fetch(
         options.distinct_paths({"--output": output, "--report": report, "--safetensors": safetensors}, {})
     with ExitStack() as stack:
         client = stack.enter_context(service.connected())
+        job = job_id(client, job)
         if json:
             stack.enter_context(redirect_stdout(sys.stderr))  # what tells people of each file
         if client.job(job).kind == "evaluate":

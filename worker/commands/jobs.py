@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from worker.commands import options, views
-from worker.commands.command import Done, Listed, ResultPrinting, Service, command, deleted, remote
+from worker.commands.command import Done, Listed, ResultPrinting, Service, command, deleted, job_id, remote
 from worker.commands.command import show as show_answer
 from worker.commands.job_results import WaitOptions, fetch, finish, follow
 from worker.commands.options import JobId
@@ -108,6 +108,8 @@ def submit(
         raise typer.BadParameter("--dry-run and --targets exclude each other.", param_hint="--targets")
     request, loaded = job.request(), load_recipe(inputs.preset, inputs.config)
     with service.connected() as client:
+        if job.ranges_from is not None:
+            request["ranges_from"] = job_id(client, job.ranges_from)
         with loaded.pointing_into_file():
             if dry_run:
                 _validate(client, inputs, job, loaded.config, as_json=printing.json)
@@ -187,7 +189,7 @@ def list_jobs(client: Client, filters: ListFilters, limit: options.Newest = 20) 
 @remote(app, text=views.print_job)
 def show(job: JobId, client: Client) -> JobOut:
     """Show a job: state, times, results, and the error if it failed."""
-    return client.job(job)
+    return client.job(job_id(client, job))
 
 
 def _canceled(found: JobOut) -> str:
@@ -200,7 +202,7 @@ def _canceled(found: JobOut) -> str:
 @remote(app, line=_canceled)
 def cancel(job: JobId, client: Client) -> JobOut:
     """Cancel a job."""
-    return client.cancel(job)
+    return client.cancel(job_id(client, job))
 
 
 command(app)(follow)
@@ -212,7 +214,7 @@ def retry(job: JobId, waiting: WaitOptions, service: Service, printing: ResultPr
     """Submit the request of a finished job again; print the new job's id."""
     waiting.check()
     with service.connected() as client:
-        finish(client, client.retry(job), waiting, printing)
+        finish(client, client.retry(job_id(client, job)), waiting, printing)
 
 
 @command(app)
@@ -250,7 +252,7 @@ def clone(
     if name is not None:
         wanted["name"] = name
     with service.connected() as client:
-        finish(client, client.clone(job, wanted), waiting, printing)
+        finish(client, client.clone(job_id(client, job), wanted), waiting, printing)
 
 
 def _object(text: str) -> dict[str, Any]:
@@ -279,7 +281,7 @@ def label(
 ) -> JobOut:
     """Set or remove labels of a job."""
     given = [text.partition("=") for text in labels]
-    return client.rename(job, {"labels": {name: value or None for name, _, value in given}})
+    return client.rename(job_id(client, job), {"labels": {name: value or None for name, _, value in given}})
 
 
 @command(app)
@@ -290,7 +292,7 @@ def logs(
 ) -> None:
     """Print the log of a job."""
     with service.connected() as client:
-        text = client.logs(job)
+        text = client.logs(job_id(client, job))
     if not json:
         typer.echo(text, nl=False)
         return
@@ -302,8 +304,9 @@ def logs(
 @remote(app)
 def rm(job: JobId, client: Client) -> Done:
     """Delete a finished job with its log, report and artifacts."""
-    client.delete_job(job)
-    return deleted(job)
+    found = job_id(client, job)
+    client.delete_job(found)
+    return deleted(found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -366,7 +369,12 @@ def to_mlflow(
     # MLflow prints links of its own: standard output is for what was asked for
     with service.connected() as client, redirect_stdout(sys.stderr):
         done = log_job(
-            client, job, experiment=experiment, tracking_uri=tracking_uri, run_name=run_name, register_as=register
+            client,
+            job_id(client, job),
+            experiment=experiment,
+            tracking_uri=tracking_uri,
+            run_name=run_name,
+            register_as=register,
         )
     if json:
         print_json(asdict(done))

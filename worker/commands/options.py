@@ -159,7 +159,10 @@ JobIdempotencyKey = Annotated[
 # Of a list that is read page by page.
 MOST_LISTED = 10_000
 Newest = Annotated[int, typer.Option(min=1, max=MOST_LISTED, help="Show at most this many, newest first.")]
-JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, such as job_01jd3v8g5z7k2m4n6p8q0r1s2t.")]
+JobId = Annotated[
+    str,
+    typer.Argument(metavar="JOB", help="Id of the job (job_01jd3v8g5z7k2m4n6p8q0r1s2t), or its name if unique."),
+]
 ExtraDir = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Write further files of the config, such as analyses, to this folder."),

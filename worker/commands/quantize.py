@@ -122,7 +122,7 @@ def quantize(
             calibration = source(stack.enter_context(packed(files.calibration, "calibration")), spec)
         if files.evaluation is not None:
             evaluation = source(stack.enter_context(packed(files.evaluation, "evaluation")), evaluation_spec)
-        view = stack.enter_context(ProgressView(quiet=quiet))
+        view = stack.enter_context(ProgressView(quiet=quiet, verbose=verbose))
         task = Quantization(
             model=files.model,
             config=loaded.config,
@@ -160,7 +160,7 @@ def quantize(
         typer.echo(f"report    {files.report}")
     forms.write(done.report)
     print_files(done)
-    check_gate(judged(done.report), fail_on_gate)
+    check_gate(judged(done.report), fail_on_gate, quiet=quiet)
 
 
 def _check_options(files: Files, place: RunPlace, folders: Folders) -> None:

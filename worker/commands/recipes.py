@@ -17,7 +17,7 @@ from service.contracts.errors import InvalidRequestError, QuantmillError, of_rol
 from service.contracts.graph_files import with_graphs
 from service.contracts.preprocessing import is_name
 from service.contracts.runner import DatasetSource
-from service.quark import Translation, read_config, translate_document
+from service.quark import Translation, read_config, translate_document, use_quark_words
 from worker.commands.files import NOWHERE, ExtraPlace
 from worker.commands.report_files import read_report
 
@@ -41,6 +41,8 @@ class Recipe:
             except QuantmillError as error:
                 if self.file is not None:
                     error.relocate(self._place)
+                if self.translation is not None:
+                    use_quark_words(error)
                 raise
 
     def _place(self, pointer: str) -> str:

@@ -18,7 +18,7 @@ from service.datasets.schemas import DatasetOut
 from service.jobs.schemas import EventOut
 from service.models.schemas import ModelOut
 from service.storage import file_sha256
-from worker.commands.command import Service
+from worker.commands.command import Service, job_id
 from worker.commands.console import ProgressView
 from worker.commands.files import FilesDone, download_files
 from worker.commands.recipes import Measurement, Quantization, load_recipe, packed
@@ -63,7 +63,7 @@ def quantize(
             evaluation=dataset_ids[-1] if task.evaluation is not None else None,
             config=task.config,
             name=task.model.name[:200],
-            ranges_from=task.ranges_from,
+            ranges_from=None if task.ranges_from is None else job_id(client, task.ranges_from),
             priority=priority,
             device=device,
         )

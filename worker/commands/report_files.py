@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +16,14 @@ from service.contracts.errors import InvalidRequestError
 from service.contracts.report import Advice, Report
 from service.contracts.validation_words import message_of
 from worker.commands import options
-from worker.commands.command import Printing, Service, command
+from worker.commands.command import Printing, Service, command, job_id
 from worker.commands.printing import print_json
 from worker.publishing import publish
 
 if TYPE_CHECKING:
     from service.reports.formats import FormatName
 
-_JOB_ID = "job_[0-9a-z]+"
+_REPORT_ENDING = ".json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +108,9 @@ def register(app: typer.Typer) -> None:
 
 
 def report(
-    source: Annotated[str, typer.Argument(metavar="R.json|JOB", help="A report file, or the id of a succeeded job.")],
+    source: Annotated[
+        str, typer.Argument(metavar="R.json|JOB", help="A report file, or a succeeded job (id or unique name).")
+    ],
     files: ReportFiles,
     printing: Printing,
     service: Service,
@@ -120,8 +121,9 @@ def report(
     for path in files.paths:
         options.output_path(path)
     file = Path(source)
-    if not file.exists() and re.fullmatch(_JOB_ID, source):
+    if not file.exists() and file.suffix != _REPORT_ENDING:
         with service.connected() as client:
+            source = job_id(client, source)
             if client.job(source).kind == "evaluate":
                 if files.paths:
                     raise typer.BadParameter("The report of an evaluation is available as JSON only.", param_hint="JOB")
@@ -133,7 +135,7 @@ def report(
                 return
             found = client.report(source)
     elif not file.is_file():
-        raise typer.BadParameter(f"{source} is neither a file nor the id of a job.", param_hint="R.json|JOB")
+        raise typer.BadParameter(f"{source} is neither a file nor a job.", param_hint="R.json|JOB")
     else:
         options.distinct_paths(files.by_option, {"R.json": file})
         found = read_report(file)

@@ -49,7 +49,7 @@ def print_report(report: Report, console: Console | None = None, *, report_path:
     _print_layers(report, console)
     for note in report.notes:
         console.print(Text(f"note: {note}"))
-    console.print(verdict_line(verdict.headline(report)), soft_wrap=True)
+    console.print(verdict_line(verdict.headline(report), report.verdict), soft_wrap=True)
     _print_conditions(report, console)
     print_advice(report, console, report_path)
 

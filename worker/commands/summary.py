@@ -17,19 +17,23 @@ from service.contracts.changes import (
     size_change,
 )
 from service.contracts.preprocessing import PLAIN_NAMES
-from service.contracts.report import Finding, Report
+from service.contracts.report import Finding, Report, Verdict
 from service.contracts.report.figures import SANITY
 from service.contracts.surfaces import for_command_line
 from service.contracts.targets import SATURATING_CPU
 from service.reports.figures import figure, metric_title, milliseconds, percent, size
-from service.reports.verdict import Headline, blame, conditions, first_advice, headline
+from service.reports.verdict import Headline, blame, conditions, first_advice, headline, outcome
 from worker.commands.console import make_console
 
 TONES = {"good": "bold green", "bad": "bold red", "unsure": "yellow", "plain": ""}
 # Metrics that are shares of right decisions, and the share below which the preprocessing is doubted.
 _SHARES_RIGHT, _HALF_RIGHT = ("top1", "top5", "accuracy_at_k", "per_class_accuracy"), 50.0
+# Findings that explain it begin so, but for those that say it in other words.
+_LABELS, _INPUTS = ("labels-shifted", "labels-never-decided"), "input-"
+_SYMPTOMS = ("float-metric-at-chance", "float-metric-without-skill")
 # The finding that names another preprocessing.
 _FITS_BETTER = "input-fits-better-otherwise"
+_ON_CALIBRATION = " (on the calibration data; --evaluation measures on other data)"
 _MOST_WARNINGS = 3
 _SEVERITIES = {"critical": "bold red", "warning": "yellow"}
 
@@ -45,7 +49,7 @@ def print_summary(report: Report, console: Console | None = None, *, report_path
     console = console or make_console()
     print_findings([one for one in report.findings if one.severity == "critical"], console)
     found = headline(report)
-    console.print(verdict_line(found, _not_passed(report)), soft_wrap=True)
+    console.print(verdict_line(found, report.verdict, _not_passed(report)), soft_wrap=True)
     if not found.is_accuracy:
         _print(console, "accuracy", _accuracy(report))
     sizes = (report.float_.size_bytes, report.quantized.size_bytes)
@@ -68,11 +72,16 @@ def _print_warnings(report: Report, console: Console) -> None:
         console.print(Text(f"{len(warnings) - _MOST_WARNINGS} more in the report (-v)"))
 
 
-def verdict_line(found: Headline, more: str = "") -> Text:
-    """What came of it, its reason behind it; red where the model cannot be used as it is."""
+def verdict_line(found: Headline, verdict: Verdict, more: str = "") -> Text:
+    """What came of it, its reason behind it; red where the model cannot be used as it is.
+
+    A gate that failed is named first, whatever else there is: logs of CI are searched for it.
+    """
+    failed = outcome("fail").word
+    word = f"{failed}: {found.word.lower()}" if verdict == "fail" and found.word != failed else found.word
     sentence = " ".join(word for word in (found.alarm, found.sentence, more) if word)
     tone = "bad" if found.alarm else found.tone
-    return Text.assemble((f"{found.word}: ", TONES[tone] or "bold"), (sentence, "red" if tone == "bad" else ""))
+    return Text.assemble((f"{word}: ", TONES[tone] or "bold"), (sentence, "red" if tone == "bad" else ""))
 
 
 def print_findings(findings: list[Finding] | tuple[Finding, ...], console: Console) -> None:
@@ -126,7 +135,8 @@ def _accuracy(report: Report) -> Text:
         return Text(f"not measured (no labels); {measured} on {fidelity.source} data")
     metric = report.metrics[0]
     before, after = (figure(value, metric.unit) for value in (metric.float_, metric.quantized))
-    return Text.assemble(f"{metric_title(metric.name)} ", _moved(before, after, change_of(metric)))
+    where = _ON_CALIBRATION if fidelity.source == "calibration" else ""
+    return Text.assemble(f"{metric_title(metric.name)} ", _moved(before, after, change_of(metric)), where)
 
 
 def _latency(report: Report) -> Text:
@@ -141,22 +151,41 @@ def _latency(report: Report) -> Text:
     return told.append(pairs_note(*times, change))
 
 
-def _preprocessing(report: Report) -> str:
-    """That it probably does not match, and what to try; "" where the float model is right about half of the labels."""
+def _doubts(report: Report) -> str:
+    """What explains a float model that is right about fewer than half of the labels, and what to do about it; "" where
+    nothing has to be explained. The preprocessing is doubted where no finding explains it.
+    """
     low = next((one for one in report.metrics if one.kind in _SHARES_RIGHT and (one.float_ or 0.0) < _HALF_RIGHT), None)
-    hint = next((one.hint for one in report.findings if one.code == _FITS_BETTER), None)
-    if low is None and hint is None:
+    found = next((one for one in report.findings if _explains(one)), None)
+    if low is None and (found is None or found.code != _FITS_BETTER):
         return ""
-    told = "" if low is None else f"{metric_title(low.name)} of the float model is {figure(low.float_, low.unit)}, so "
-    try_it = (
-        for_command_line(hint or "") or f"Try `--preprocessing {'|'.join(PLAIN_NAMES)}`, or set scale, mean and std."
+    told = "" if low is None else f"{metric_title(low.name)} of the float model is {figure(low.float_, low.unit)}"
+    if found is not None and not found.code.startswith(_INPUTS):
+        return f"{told} ({found.code}). {for_command_line(found.hint or '')}".rstrip()
+    doubt = f"{told}, so the preprocessing" if told else "the preprocessing"
+    hint = None if found is None else found.hint
+    return f"{doubt} probably does not match. {for_command_line(hint or '') or _others(report)}"
+
+
+def _explains(finding: Finding) -> bool:
+    """True for a fault of labels, inputs or data that makes a good model wrong."""
+    return finding.code.startswith(_LABELS) or (
+        finding.severity == "critical"
+        and (finding.code.startswith(_INPUTS) or (finding.undermines_verdict and finding.code not in _SYMPTOMS))
     )
-    return f"{told}the preprocessing probably does not match. {try_it}"
+
+
+def _others(report: Report) -> str:
+    """The names of preprocessing that are not in use."""
+    spec = report.manifest.evaluation_preprocessing or report.manifest.calibration_preprocessing
+    used = set() if spec is None else {feed.name for feed in spec.inputs.values()}
+    names = "|".join(name for name in PLAIN_NAMES if name not in used)
+    return f"Try `--preprocessing {names}`, or set scale, mean and std; or check labels and order of the classes."
 
 
 def _look_at(report: Report, path: Path | None) -> str:
-    """The preprocessing if it is doubted; else the layer with the largest error contribution, and what to try."""
-    wrong = _preprocessing(report)
+    """Why the float model is wrong, if it is; else the layer with the largest error contribution, and what to try."""
+    wrong = _doubts(report)
     if wrong:
         return wrong  # what follows from figures of a model that does not work helps nobody
     found, advice = blame(report), first_advice(report)

@@ -13,7 +13,7 @@ import typer
 
 from service.contracts.runner import DATA_KIND
 from worker.commands import options
-from worker.commands.command import Printing, Service, command
+from worker.commands.command import Printing, Service, command, job_id
 from worker.commands.job_results import SUFFIX, Timeout, attestation_path
 from worker.commands.options import DataDir, JobId, Json
 from worker.commands.printing import print_json
@@ -237,6 +237,7 @@ def reproduce(
     from worker.commands.console import ProgressView
 
     with service.connected() as client, ProgressView(quiet=printing.quiet) as view:
+        job = job_id(client, job)
         before = client.report(job).manifest
         installed = client.version()
         if installed != before.engine_version:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from worker.commands import options
-from worker.commands.command import Done, Service, command, deleted, remote
+from worker.commands.command import Done, Service, command, deleted, job_id, remote
 from worker.commands.command import show as show_answer
 from worker.commands.options import JobId
 from worker.commands.printing import print_table
@@ -226,7 +226,8 @@ def hand_over(
     for target in wanted:
         target.setdefault("when", when)
     with service.connected() as client:
-        found = client.hand_over(job, wanted) if wanted else client.hand_overs(job)
+        found_job = job_id(client, job)
+        found = client.hand_over(found_job, wanted) if wanted else client.hand_overs(found_job)
     show_answer(found, json=json, line=_hand_over_line, empty="No hand-overs.")
 
 

@@ -128,6 +128,9 @@ def methods(*names_of: Any) -> dict[str, Any]:
     ("config", "pointer", "says"),
     [
         ({"presett": "int8"}, "/presett", "unknown key 'presett'; did you mean 'preset'?"),
+        ({"gate": {}}, "/gate", "unknown key 'gate'; did you mean 'evaluation.gate'?"),
+        ({"calibration": {}}, "/calibration", "did you mean 'activation.calibration' or "),
+        ({"max_drop": 1}, "/max_drop", "unknown key 'max_drop'; did you mean 'evaluation.gate.max_drop'?"),
         ({"zzz": 1}, "/zzz", "unknown key 'zzz'; valid keys: activation, "),
         (calibrated(method="minmax", percentile=99), f"{CALIBRATION}/percentile", "'percentile'; valid keys: method"),
         (calibrated(method="kl"), f"{CALIBRATION}/method", "unknown method 'kl'; known: minmax, percentile, "),

@@ -300,8 +300,10 @@ def _read(
 class FileDataset(OpenDataset):
     """A dataset in a file; see ``open_dataset``. ``media`` is set for archives of pictures or sounds."""
 
-    def __init__(self, path: Path, preprocessing: PreprocessingSpec, *, max_total_bytes: int) -> None:
-        self.path = path
+    def __init__(
+        self, path: Path, preprocessing: PreprocessingSpec, *, max_total_bytes: int, role: str | None = None
+    ) -> None:
+        self.path, self._role = path, role
         self.media: Media | None = None
         self._format: FileFormat = detect_format(path)
         stored: Mapping[str, ArraySource]
@@ -314,6 +316,11 @@ class FileDataset(OpenDataset):
             self.media = read_media(path, self._format, preprocessing, max_total_bytes=max_total_bytes)
             stored = self.media.stored
         super().__init__(stored, preprocessing)
+
+    def summarized(self, profiler: Profiler | None) -> DatasetSummary:
+        """The same; errors say what the data is for."""
+        with of_role(self._role):
+            return super().summarized(profiler)
 
     def _identity(self) -> Identity:
         with self.path.open("rb") as file:
@@ -379,7 +386,7 @@ def open_dataset(
         DatasetError: no such format, damaged, hostile, or arrays that do not make a dataset.
     """
     with of_role(role):
-        return FileDataset(path, preprocessing, max_total_bytes=max_total_bytes)
+        return FileDataset(path, preprocessing, max_total_bytes=max_total_bytes, role=role)
 
 
 def holds_whole_inputs(tensor: TensorInfo, fed: tuple[int | None, ...]) -> bool:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from service.contracts.dataset import UNLABELLED, InputSpec, PreprocessingSpec
 from service.contracts.errors import DatasetMismatchError, EngineError, UnsupportedModelError
+from service.contracts.feeding import setting_with
 from service.contracts.model import TensorInfo
-from service.contracts.preprocessing import ANY_INPUT
 from worker.quantizer.data import OpenDataset
 from worker.quantizer.evaluation.metrics.distances import are_probabilities, log_softmax
 from worker.quantizer.runtime.session import Session
@@ -30,8 +30,11 @@ _PICTURES: dict[str, tuple[float, tuple[float, ...], tuple[float, ...]]] = {
     "values from -1 to 1": (1 / _BYTE, (0.5,), (0.5,)),
     "ImageNet's mean and std": (1 / _BYTE, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     "values from 0 to 255": (1.0, (0.0,), (1.0,)),
+    "values from 0 to 255 minus ImageNet's mean": (1.0, (123.68, 116.779, 103.939), (1.0,)),
 }
-_RAW = "values from 0 to 255"
+_REVERSED = "the color channels reversed (RGB and BGR)"
+# Tried only where the model hardly works.
+_RAW = ("values from 0 to 255", "values from 0 to 255 minus ImageNet's mean")
 _COLOURS = 3
 
 
@@ -39,12 +42,13 @@ _COLOURS = 3
 class Alternative:
     """One other way."""
 
-    kind: str  # scale, mean, channel-order or layout
+    kind: str  # scale, mean, channel-order, scale-and-channel-order or layout
     words: str  # what it is
     change: Callable[[Array], Array]  # makes it of what was given, [samples, ...] in, the same shape out
     fragment: dict[str, Any] | None = None  # of the input's preprocessing; None: no preprocessing makes it
     is_gross: bool = True  # tried only where the model hardly works as it is
-    setting: str | None = None  # the whole preprocessing with the fragment, as JSON
+    setting: str | None = None  # the whole preprocessing with the fragment: its name, or as JSON
+    parts: tuple[str, ...] = ()  # words of the two that it does at once
 
     @property
     def hint(self) -> str:
@@ -60,41 +64,70 @@ def main_input(picked: OpenDataset, inputs: tuple[TensorInfo, ...]) -> TensorInf
     return tensor if size > 1 else None
 
 
-def alternatives(look: Look, tensor: TensorInfo, preprocessing: PreprocessingSpec) -> list[Alternative]:
+def alternatives(
+    look: Look, tensor: TensorInfo, preprocessing: PreprocessingSpec, *, arrays: bool = True
+) -> list[Alternative]:
     """What may have been meant instead, the subtle ones first.
 
     Args:
         look: at samples.
         tensor: input that they feed.
         preprocessing: of the data as given.
+        arrays: the data is a file of arrays, no archive.
     """
     picked = look.picked
     array, spec = picked.array_for(tensor)
     values = first_values(picked, tensor).astype(np.float32)
     axis = _channel_axis(values, spec)
     stored_bytes = array.dtype == np.uint8
+    colours, pictures = list(_colours(values, spec, axis)), list(_pictures(values, spec, axis, stored_bytes))
     found = [
-        *_colours(values, spec, axis),
-        *_pictures(values, spec, axis, stored_bytes),
+        *colours,
+        *pictures,
+        *(both for picture in pictures for both in _both(picture, colours, axis or 1)),
         *_scales(values, spec),
         *_full_scale(spec, axis, (look.lows[tensor.name].min(), look.highs[tensor.name].max()), stored_bytes),
         *_means(values, axis),
         *_layouts(values, spec, axis),
     ]
+    alone = len(look.lows) == 1
     told = (
-        one if one.fragment is None else replace(one, setting=_setting(preprocessing, tensor.name, one.fragment))
+        one
+        if one.fragment is None
+        else replace(one, setting=_setting(preprocessing, tensor.name, one.fragment, alone=alone, arrays=arrays))
         for one in found
     )
     return sorted(told, key=lambda one: one.is_gross)
 
 
-def _setting(preprocessing: PreprocessingSpec, name: str, fragment: dict[str, Any]) -> str:
-    """The whole preprocessing with a fragment for one input, so that it can be pasted."""
-    document = preprocessing.model_dump(mode="json", exclude_defaults=True)
-    inputs = document.setdefault("inputs", {})
-    entry = ANY_INPUT if name not in inputs and ANY_INPUT in inputs else name
-    inputs[entry] = {**inputs.get(entry, {}), **fragment}
-    return json.dumps(document)
+def _both(picture: Alternative, colours: list[Alternative], axis: int) -> Iterator[Alternative]:
+    """Pictures prepared so with colors reversed: each color with its own mean and std, and with those of its place."""
+    if not colours:
+        return
+    order, parts = colours[-1], (picture.words, *(one.words for one in colours))
+    both = partial(Alternative, "scale-and-channel-order", is_gross=picture.is_gross, parts=parts)
+    known = order.fragment is not None and picture.fragment is not None
+    fragment = {**(picture.fragment or {}), **(order.fragment or {})}
+    if len({*fragment.get("mean", ()), *fragment.get("std", ())}) > 2:
+        moved = {**fragment, **{name: fragment[name][::-1] for name in ("mean", "std")}}
+        words = f"{picture.words}, with {_REVERSED}, each with its own mean"
+        yield both(words, lambda x: np.flip(picture.change(x), axis), moved if known else None)
+    words = f"{picture.words}, with {_REVERSED}"
+    yield both(words, lambda x: picture.change(order.change(x)), fragment if known else None)
+
+
+def _setting(
+    preprocessing: PreprocessingSpec, name: str, fragment: dict[str, Any], *, alone: bool, arrays: bool
+) -> str:
+    """The whole preprocessing with a fragment for one input, so that it can be pasted; by its name where one gives
+    the same: it sets every input, and pictures of an archive its own way.
+    """
+    setting = setting_with(preprocessing, name, fragment)
+    named = PreprocessingSpec.model_validate_json(setting).input(name).name
+    if named is None or not alone or preprocessing.labels is not None:
+        return setting
+    same = arrays or PreprocessingSpec.model_validate(named).pictures == preprocessing.pictures
+    return named if same else setting
 
 
 def _channel_axis(values: Array, spec: InputSpec) -> int | None:
@@ -112,14 +145,17 @@ def _shaped(column: tuple[float, ...], axis: int) -> Array:
 
 
 def _colours(values: Array, spec: InputSpec, axis: int | None) -> Iterator[Alternative]:
-    """RGB for BGR; where mean and std differ by channel, as it would have been before them."""
+    """RGB for BGR; where mean and std differ by channel, with them and as it would have been before them."""
     if axis is None or values.shape[axis] != _COLOURS:
         return
-    words = "the color channels reversed (RGB and BGR)"
     mean, std = _shaped(spec.mean, axis), _shaped(spec.std, axis)
     fragment = {"channel_order": "rgb" if spec.channel_order == "bgr" else "bgr"} if spec.layout else None
+    if len({*spec.mean}) > 1 or len({*spec.std}) > 1:
+        moved = None if fragment is None else {**fragment, "mean": spec.mean[::-1], "std": spec.std[::-1]}
+        words = f"{_REVERSED}, each with its own mean"
+        yield Alternative("channel-order", words, lambda x: np.flip(x, axis), moved, is_gross=False)
     yield Alternative(
-        "channel-order", words, lambda x: (np.flip(x * std + mean, axis) - mean) / std, fragment, is_gross=False
+        "channel-order", _REVERSED, lambda x: (np.flip(x * std + mean, axis) - mean) / std, fragment, is_gross=False
     )
 
 
@@ -140,7 +176,7 @@ def _pictures(values: Array, spec: InputSpec, axis: int | None, stored_bytes: bo
             continue
         fragment = {"scale": scale, "mean": mean, "std": std} if stored_bytes else None
         shifted = np.allclose(scale / np.mean(std), 1.0 / _slope(pixels, values), rtol=0.1)
-        yield Alternative("mean" if shifted else "scale", words, change, fragment, is_gross=words == _RAW)
+        yield Alternative("mean" if shifted else "scale", words, change, fragment, is_gross=words in _RAW)
 
 
 def _prepared(to_bytes: Callable[[Array], Array], scale: float, mean: Array, std: Array) -> Callable[[Array], Array]:
@@ -297,13 +333,20 @@ class PairedTrial:
         inputs: the model's.
         tensor: the input that is changed.
         output: position of the output with the class scores [samples, classes] or class numbers [samples].
+        base: makes what alternatives are held against of what was given; None: that itself.
     """
 
     def __init__(
-        self, session: Session, picked: OpenDataset, inputs: Sequence[TensorInfo], tensor: TensorInfo, output: int
+        self,
+        session: Session,
+        picked: OpenDataset,
+        inputs: Sequence[TensorInfo],
+        tensor: TensorInfo,
+        output: int,
+        base: Callable[[Array], Array] | None = None,
     ) -> None:
         self._session, self._picked, self._inputs = session, picked, inputs
-        self._tensor, self._output = tensor, output
+        self._tensor, self._output, self._base = tensor, output, base
         self._given: Array | None = None
 
     def knows(self, scores: Array) -> None:
@@ -316,6 +359,15 @@ class PairedTrial:
         Raises:
             EngineError: the runtime failed on the data as given.
         """
+        first = self._best([one for one in candidates if not one.parts])
+        # of two at once only what is better than the one alone: whatever repairs the scale seems to help
+        both = [one for one in candidates if one.parts]
+        base = None if first is None else first.alternative.change
+        then = PairedTrial(self._session, self._picked, self._inputs, self._tensor, self._output, base)
+        second = then._best(both)
+        return second if first is None else first if second is None else replace(second, given=first.given)
+
+    def _best(self, candidates: Sequence[Alternative]) -> Better | None:
         found = [better for one in candidates if (better := self._tried(one)) is not None]
         return max(found, key=lambda better: (better.better, better.sigmas), default=None)
 
@@ -325,7 +377,7 @@ class PairedTrial:
         scores: Array | None = None
         for most, ahead in _ROUNDS:
             count = min(most, len(labels))
-            self._given = self._scores(self._given, count, None)
+            self._given = self._scores(self._given, count, self._base)
             try:
                 scores = self._scores(scores, count, one.change)
             except (DatasetMismatchError, EngineError, UnsupportedModelError):

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 import onnx_ir as ir
 
-from service.contracts.dataset import UNLABELLED
+from service.contracts.dataset import UNLABELLED, ArrayFormat
 from service.contracts.report.layers import CRITICAL_LOGGED, Finding
 from service.contracts.specs import needs_calibration
 from worker.quantizer.data import OpenDataset
@@ -110,7 +111,9 @@ def _model_findings(case: Case, model: ir.Model | None, look: Look, services: Se
     tensor = main_input(picked, case.inputs)
     if tensor is None:
         return
-    tried = alternatives(look, tensor, case.measured_on.preprocessing)
+    measured = case.measured_on
+    arrays = measured.summary.format in get_args(ArrayFormat)
+    tried = alternatives(look, tensor, measured.preprocessing, arrays=arrays)
     found = None
     if decisions is not None and decisions.fit and trusted:
         run.check()
@@ -133,7 +136,8 @@ def _model_findings(case: Case, model: ir.Model | None, look: Look, services: Se
             )
     if model is not None:
         run.check()
-        yield from _batch_norm(model, case, picked, tensor.name, tried, services)
+        # what labels have told is the better answer, and one is enough
+        yield from _batch_norm(model, case, picked, tensor.name, [] if found is not None else tried, services)
 
 
 @dataclass(frozen=True)
@@ -250,7 +254,7 @@ def _batch_norm(
     nats = norms.nats(picked, case.inputs)
     if nats is None or nats < CONTRADICTION:
         return
-    left = {}
+    left: dict[str, tuple[Alternative, float]] = {}
     for one in tried:
         services.run.check()
 
@@ -260,9 +264,10 @@ def _batch_norm(
             return feeds
 
         found = norms.nats(picked, case.inputs, changed)
-        if found is not None and found < _EXPLAINS * nats:
-            left[one.hint] = found
-    best = min(left, key=lambda hint: left[hint], default=None)
-    fits = "" if best is None else f" {best} ({left[best]:.2g} nats)."
+        least = min([nats, *(left[part][1] for part in one.parts if part in left)])
+        if found is not None and found < _EXPLAINS * least:
+            left[one.words] = (one, found)
+    best = min(left.values(), key=lambda pair: pair[1], default=None)
+    fits = "" if best is None else f" {best[0].hint} ({best[1]:.2g} nats)."
     where: dict[str, str | int | float] = {"input": name, "node": norms.first or ""}
     yield CONTRADICTS_BATCH_NORM(where, node=norms.first, nats=nats, usual="less than 0.5", fits=fits)

@@ -13,6 +13,7 @@ from service.contracts.data_checks import check_data_given
 from service.contracts.dataset import RandomCalibration
 from service.contracts.errors import CalibrationMissingError, InvalidConfigError
 from service.contracts.model import TensorInfo
+from service.quark import use_quark_words
 from tests.unit.quantizer.toolbox import config, make_model, network, normal, write_npz
 from worker.quantizer.data import RandomDataset
 from worker.quantizer.pipeline import Result, quantize
@@ -88,6 +89,7 @@ def test_no_data_is_an_error_that_names_the_way_out() -> None:
         check_data_given(config(), calibration=False, evaluation=True)
     assert caught.value.errors[0].pointer == "/calibration_dataset_id"
     assert "random_calibration" in (caught.value.hint or "")
+    use_quark_words(caught.value)
     assert "UseRandomData" in (caught.value.hint or "")
     check_data_given(config(), calibration=True, evaluation=False)
     check_data_given(config(random_calibration={}), calibration=False, evaluation=False)

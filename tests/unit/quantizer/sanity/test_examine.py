@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -135,6 +136,26 @@ def test_a_planted_fault_is_found_and_named(bench: Bench, fault: object, kind: s
     wrong = np.ascontiguousarray(fault(bench.x), np.float32)  # type: ignore[operator]
     found = [finding for finding in bench.findings(x=wrong) if finding.code == "input-fits-better-otherwise"]
     assert [finding.where["fault"] for finding in found] == [kind]
+
+
+@pytest.mark.parametrize(("spec", "hint"), [
+    ({"layout": "NHWC", "array": "images"}, "`imagenet_tf:BGR`"),
+    ({"layout": "NHWC", "array": "images", "scale": 1 / 255, "channel_order": "bgr"}, "`imagenet_tf`"),
+    ({"layout": "NHWC"}, '"channel_order": "bgr"'),
+])  # fmt: skip
+def test_scale_and_channel_order_are_found_together_and_named(bench: Bench, spec: dict, hint: str) -> None:
+    rng = np.random.default_rng(0)
+    colour = rng.integers(0, 256, (160, 1, 1, 3))
+    stored = np.clip(colour + rng.integers(-40, 40, (160, 8, 8, 3)), 0, 255).astype(np.uint8)
+    case = bench.case()
+    order = 1 if spec.get("channel_order") else -1
+    right = np.ascontiguousarray((stored[..., ::order] / 127.5 - 1).transpose(0, 3, 1, 2), np.float32)
+    labels = case.float_session.run({"x": right})[0].argmax(axis=1)
+    given = PreprocessingSpec.model_validate({"inputs": {"x": spec}})
+    data = ArrayDataset({given.input("x").array or "x": stored}, labels, preprocessing=given)
+    found = examine(replace(case, calibration=data, evaluation=data), None, Services(run=SilentRun(), threads=1))
+    told = [one.hint for one in found if one.code == "input-fits-better-otherwise"]
+    assert len(told) == 1 and hint in (told[0] or "")
 
 
 @pytest.mark.parametrize(("top", "dtype", "full"), [(16, np.float32, 16), (16, np.uint8, 16), (200, np.uint8, 255)])
