@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from service.comparison.pairing import CONFIDENCE, MeanDifference, Pairing, mean_differences, paired
 from service.comparison.samples import Samples, read_samples
@@ -114,6 +114,24 @@ class ComparedReport:
 def compared_report(report: Report | EvaluationReport) -> ComparedReport:
     """What a comparison takes of this report."""
     return _of_evaluation(report) if isinstance(report, EvaluationReport) else _of_quantization(report)
+
+
+def figures_of(told: ComparedReport) -> dict[str, Any]:
+    """The fields of a compared job that its report alone tells."""
+    return {
+        "verdict": told.verdict,
+        "engine_version": told.engine_version,
+        "metrics": told.metrics,
+        "sqnr_db": None if told.fidelity is None else told.fidelity.sqnr_db,
+        "top1_agreement": None if told.fidelity is None else told.fidelity.top1_agreement,
+        "float_size_bytes": told.float_size_bytes,
+        "quantized_size_bytes": told.quantized_size_bytes,
+        "latency_ratio": None if told.latency is None else told.latency.ratio,
+        "latency_ratio_interval": None if told.latency is None else told.latency.ratio_interval,
+        "latency_not_representative": told.latency is not None and told.latency.not_representative is not None,
+        "collapsed": told.collapsed,
+        "critical_findings": told.critical_findings,
+    }
 
 
 def _metric(

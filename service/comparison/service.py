@@ -13,6 +13,7 @@ from service.comparison.evidence import (
     Side,
     StoredSamples,
     compared_report,
+    figures_of,
     pair,
     samples_among,
     samples_of,
@@ -94,19 +95,8 @@ def _job(one: _Compared) -> ComparedJob:
         algorithms=tuple(listed.algorithms or ()),
         calibration_dataset_id=listed.calibration_dataset_id,
         evaluation_dataset_id=listed.evaluation_dataset_id,
-        verdict=told.verdict,
         seconds=listed.seconds,
-        engine_version=told.engine_version,
-        metrics=told.metrics,
-        sqnr_db=None if told.fidelity is None else told.fidelity.sqnr_db,
-        top1_agreement=None if told.fidelity is None else told.fidelity.top1_agreement,
-        float_size_bytes=told.float_size_bytes,
-        quantized_size_bytes=told.quantized_size_bytes,
-        latency_ratio=None if told.latency is None else told.latency.ratio,
-        latency_ratio_interval=None if told.latency is None else told.latency.ratio_interval,
-        latency_not_representative=told.latency is not None and told.latency.not_representative is not None,
-        collapsed=told.collapsed,
-        critical_findings=told.critical_findings,
+        **figures_of(told),
     )
 
 

@@ -337,7 +337,7 @@ def test_a_job_without_data_asks_for_random_data_or_is_refused(front: Front) -> 
     del body["calibration_dataset_id"]
     told = problem(front.http.post("/v1/jobs", json=body), 422, "calibration-missing")
     assert pointers(told) == ["/calibration_dataset_id"]
-    assert "UseRandomData" in told["hint"]
+    assert "random_calibration" in told["hint"] and "UseRandomData" not in told["hint"]
     gated = {"random_calibration": {}, "evaluation": {"gate": {"min_sqnr_db": 20}}}
     told = problem(front.http.post("/v1/jobs", json={**body, "config": gated}), 422, "invalid-config")
     assert pointers(told) == ["/config/evaluation/gate/min_sqnr_db"]

@@ -161,6 +161,8 @@ def test_jobs_side_by_side(ask: Ask, service: Service, job: JobOut, other_job: J
         ("quantize object.json --calibration object.json --output q --checkpoint-dir folder", "--checkpoint-dir"),
         ("quantize object.json --calibration object.json --output q --extra-dir object.json", "is not a folder"),
         ("compare job_1", "at least two jobs"),
+        ("compare job_1 object.json", "compare files with files, or jobs with jobs"),
+        ("compare none.json object.json", "none.json does not exist"),
         ("schedules add n cron object.json --overlap skp", "did you mean 'skip'?"),
         ("schedules add n cron object.json --misfire runonce", "did you mean 'run_once'?"),
         ("schedules add n cron list.json", "no JSON object"),

@@ -64,6 +64,15 @@ def test_a_report_that_is_there_is_rendered(quantmill, tmp_path):
     assert "Gate passed" in (tmp_path / "old.html").read_text()
 
 
+def test_report_files_are_compared(quantmill, tmp_path):
+    for name, verdict in (("one.json", "pass"), ("two.json", "fail")):
+        (tmp_path / name).write_text(json.dumps(make_report(verdict).to_json_dict()))
+    told = json.loads(quantmill("compare", "one.json", "two.json", "--json", code=0).stdout)
+    assert [(job["id"], job["verdict"]) for job in told["jobs"]] == [("one.json", "pass"), ("two.json", "fail")]
+    assert told["pairs"][0]["p_value"] is None
+    assert "two.json: no prediction flips" in quantmill("compare", "one.json", "two.json", code=0).stdout
+
+
 @pytest.mark.parametrize("text", ["{}", "no json", '{"schema_version": 99}'])
 def test_what_is_no_report_is_refused(quantmill, tmp_path, text):
     (tmp_path / "r.json").write_text(text)

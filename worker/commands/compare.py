@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as js
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,11 +15,12 @@ from worker.commands.command import Service, command, job_id
 from worker.commands.figures import duration_words, figure, labelled, number, short
 from worker.commands.options import Json
 from worker.commands.printing import print_json
+from worker.commands.report_files import read_report
 
 if TYPE_CHECKING:
     from service.comparison.schemas import ComparedJob, ComparedPair, Comparison
 
-_FEWEST = 2
+_FEWEST, _REPORT_ENDING = 2, ".json"
 _VALUE_CHARS = 40
 _MOST_CONFIG = 20
 _MOST_LAYERS = 10
@@ -32,7 +34,9 @@ def register(app: typer.Typer) -> None:
 def compare(
     jobs: Annotated[
         list[str],
-        typer.Argument(metavar="JOB JOB...", help="2 to 20 jobs (id or unique name), baseline first."),
+        typer.Argument(
+            metavar="JOB JOB...", help="2 to 20 jobs (id or unique name), or as many report files; baseline first."
+        ),
     ],
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV, one row per job.")] = False,
     flips: Annotated[int, typer.Option(min=0, max=1000, help="Prediction flips to list per pair.")] = 50,
@@ -40,12 +44,16 @@ def compare(
     service: Service,
     json: Json = False,
 ) -> None:
-    """Compare jobs: config, metrics, prediction flips, size, latency, layers."""
+    """Compare jobs, or report files: config, metrics, prediction flips, size, latency, layers."""
     if len(jobs) < _FEWEST:
         raise typer.BadParameter(
             "Give at least two jobs; `quantmill jobs list` shows them.",
             param_hint="JOB JOB...",
         )
+    files = [Path(job) for job in jobs if job.endswith(_REPORT_ENDING)]
+    if files:
+        _compare_files(files, jobs, csv=csv, json=json)
+        return
     with service.connected() as client:
         ids = [job_id(client, job) for job in jobs]
         if csv:
@@ -53,6 +61,30 @@ def compare(
             return
         found = client.compare(ids, flips=flips)
     if json:
+        print_json(found)
+    else:
+        _print(found)
+
+
+def _compare_files(files: list[Path], given: list[str], *, csv: bool, json: bool) -> None:
+    """Compare reports of this host.
+
+    Raises:
+        typer.BadParameter: a file is not there, or jobs are among them.
+    """
+    from service.comparison.local import compare_reports
+    from service.comparison.table import comparison_csv
+
+    jobs = [one for one in given if not one.endswith(_REPORT_ENDING)]
+    if jobs:
+        told = f"{files[0]} is a report file and {jobs[0]} a job: compare files with files, or jobs with jobs."
+        raise typer.BadParameter(told, param_hint="JOB JOB...")
+    for path in (path for path in files if not path.is_file()):
+        raise typer.BadParameter(f"{path} does not exist.", param_hint="JOB JOB...")
+    found = compare_reports([(path, read_report(path)) for path in files])
+    if csv:
+        typer.echo(comparison_csv(found), nl=False)
+    elif json:
         print_json(found)
     else:
         _print(found)
