@@ -326,7 +326,7 @@ def test_a_collapsed_model_has_failed():
     clause = GateClause(clause="sanity", metric="top1", wanted=10.0, got=0.0, holds=False, why="collapsed: it guesses")
     console = plain()
     print_summary(make_report("fail").model_copy(update={"gate": (clause,)}), console)
-    assert text(console).startswith("FAIL: collapsed: It guesses.")
+    assert text(console).startswith("Gate failed: collapsed: It guesses.")
 
 
 def test_findings_stand_before_all_figures():
