@@ -23,7 +23,8 @@ def gate_scale(clause: GateClause, report: Report) -> Markup | None:
     if clause.got is None:
         return None
     units = {metric.name: metric.unit for metric in report.metrics} | {AGREEMENT: "%"}
-    unit = units.get(clause.metric or "", "")
+    in_db = clause.metric == "sqnr_db" or clause.clause == "runtime_agreement"
+    unit = "dB" if in_db else units.get(clause.metric or "", "")
     lower = is_lower_limit(clause)
     label = f"limit {clause.wanted:g}, measured {clause.got:g}; values in the shaded band pass"
     row = charts.Whisker("", clause.got, clause.interval, "second")

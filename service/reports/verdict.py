@@ -39,6 +39,8 @@ _RESULTS: dict[bool | None, tuple[str, str, Tone]] = {
     None: ("undecided", "?", "unsure"),
 }
 _BUDGET = "budget."
+_RUNTIME = "runtime_agreement"
+_LOWER_LIMITS = (SANITY, _RUNTIME)
 _NO_GATE = "No gate is set."
 _SOURCES = {
     "evaluation": "",
@@ -204,7 +206,10 @@ def conditions(report: Report | EvaluationReport) -> list[Condition]:
 
 def is_lower_limit(clause: GateClause) -> bool:
     """True if ``got`` has to be at least what is wanted."""
-    return clause.clause.removeprefix(_BUDGET).startswith("min_")
+    if clause.clause == "goal":
+        # a clause does not tell the kind of goal, whose limits lie on either side; its result does
+        return clause.got is not None and clause.holds is (clause.got > clause.wanted)
+    return clause.clause in _LOWER_LIMITS or clause.clause.removeprefix(_BUDGET).startswith("min_")
 
 
 def interval_words(interval: Interval | None, unit: str) -> str:
@@ -281,7 +286,7 @@ def _told(clause: GateClause, unit: str, better: Better) -> tuple[str, str, str,
         of = (unit or "%") if clause.metric != "sqnr_db" else "dB"
         words = f"Sanity check: {'output SQNR' if of == 'dB' else metric} is above {figure(wanted, of)}"
         return words, figure(wanted, of), figure(got, of), interval_words(clause.interval, of)
-    if kind == "runtime_agreement":
+    if kind == _RUNTIME:
         words = "onnxruntime's optimizations do not change the outputs"
         return words, figure(wanted, "dB"), figure(got, "dB"), ""
     return f"{name(clause.clause)} {wanted:g}", f"{wanted:g}", f"{got:.5g}", around

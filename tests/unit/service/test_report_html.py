@@ -12,11 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.contracts.report import Histogram, Interval, Report
+from service.contracts.report import GateClause, Histogram, Interval, Report
 from service.reports import charts
 from service.reports.figures import NAME_CHARACTERS, name, shown
 from service.reports.formats import FORMATS, rendered
 from service.reports.html import MOST_BYTES, SECURITY_POLICY, html
+from service.reports.page_pictures import gate_scale
+from service.reports.verdict import is_lower_limit
 from tests.support.each import each
 from tests.support.front import make_report
 from tests.support.reports import full_document, full_report, hostile_document, interval, large_report, layer
@@ -281,6 +283,29 @@ def test_a_value_lies_in_the_band_where_its_condition_holds(lower: bool, holds: 
         begin = float(band.get("x", "nan"))
         (center,) = marks(root, "mark", "cx")
         assert (begin <= center <= begin + float(band.get("width", "nan"))) is (value in holds)
+
+
+@each(
+    ("clause", "lower"),
+    [
+        ({"clause": "sanity", "metric": "top1", "wanted": 43.15, "got": 2.05, "holds": False}, True),
+        ({"clause": "sanity", "metric": "sqnr_db", "wanted": 0.0, "got": -1.0, "holds": False}, True),
+        ({"clause": "runtime_agreement", "wanted": 30.0, "got": 4.0, "holds": False}, True),
+        ({"clause": "min_value", "metric": "top1", "wanted": 80.0, "got": 85.0, "holds": True}, True),
+        ({"clause": "min_sqnr_db", "wanted": 20.0, "got": 12.0, "holds": False}, True),
+        ({"clause": "max_drop", "metric": "top1", "wanted": 1.0, "got": 2.0, "holds": False}, False),
+        ({"clause": "budget.max_size_bytes", "wanted": 4e6, "got": 3e6, "holds": True}, False),
+        ({"clause": "goal", "metric": "sqnr", "wanted": 20.0, "got": 25.0, "holds": True}, True),
+        ({"clause": "goal", "metric": "top1", "wanted": 1.0, "got": 2.0, "holds": False}, False),
+    ],
+)
+def test_the_band_of_a_condition_holds_what_passes(clause: dict[str, Any], lower: bool) -> None:
+    found = GateClause.model_validate(clause)
+    assert is_lower_limit(found) is lower
+    root = picture(gate_scale(found, full_report()))
+    (band,) = (item for item in root.iter("rect") if item.get("class") == "allowed")
+    begin, (center,) = float(band.get("x", "nan")), marks(root, "mark", "cx")
+    assert (begin <= center <= begin + float(band.get("width", "nan"))) is found.holds
 
 
 def test_whiskers_end_where_the_interval_does() -> None:
