@@ -16,7 +16,7 @@ from service.contracts.report.figures import Interval, LatencyFigures, MetricFig
 
 Better = Literal["higher", "lower"]
 Direction = Literal["better", "worse", "same"]
-ChangeTone = Literal["good", "bad", "unsure", "plain"]
+ChangeTone = Literal["good", "bad", "plain"]
 NOT_SIGNIFICANT = "no significant difference"
 UNCHANGED = "no change"
 UNDEFINED = "not defined"
@@ -24,6 +24,7 @@ NOT_REPRESENTATIVE = "not representative of the target"
 # Units of fixed precision; what may be of any size is written to five digits.
 _TWO_PLACES = ("%", "dB")
 _SIGN = re.compile(r"(?<![\w.])-(?=[\d.])")
+_LEAST_P = 0.001
 _ARROWS = {("up", "better"): "▲", ("down", "worse"): "▼"}
 
 
@@ -51,11 +52,9 @@ class Change:
 
     @property
     def tone(self) -> ChangeTone:
-        """The colour: good, bad, unsure where the change is not significant, plain where none is known."""
-        if self.direction == "same" or self.is_untested:
+        """The colour: good or bad; plain where there is no change, or one that may be chance."""
+        if self.direction == "same" or self.is_untested or self.significant is False:
             return "plain"
-        if self.significant is False:
-            return "unsure"
         return "good" if self.direction == "better" else "bad"
 
     @property
@@ -67,9 +66,10 @@ class Change:
     def arrow(self) -> str:
         """Up for a figure that rose to the better, down for one that fell to the worse; "" for all others.
 
-        Where less is better an arrow could be read either way: "2.25x slower" and "73.4 % smaller" need none.
+        Where less is better an arrow could be read either way: "2.25x slower" and "73.4 % smaller" need none. What is
+        not significant is neither better nor worse.
         """
-        return _ARROWS.get((self.moved, self.direction), "")
+        return "" if self.significant is False else _ARROWS.get((self.moved, self.direction), "")
 
     @property
     def needs_judgement(self) -> bool:
@@ -214,6 +214,13 @@ def latency_change_of(latency: LatencyFigures) -> Change:
     if latency.not_representative is not None:
         return Change(NOT_REPRESENTATIVE, "same")
     return latency_change(latency.ratio, latency.ratio_interval, significant=latency.verdict != "undecided")
+
+
+def p_words(p_value: float | None) -> str:
+    """A p-value for people, such as "p = 0.043": below a thousandth its size tells nobody anything."""
+    if p_value is None:
+        return ""
+    return "p < 0.001" if p_value < _LEAST_P else f"p = {p_value:.2g}"
 
 
 def ratio_words(ratio: float) -> str:

@@ -13,6 +13,7 @@ from service.contracts.changes import (
     difference_change,
     latency_change,
     metric_change,
+    p_words,
     ratio_words,
     signed,
     size_change,
@@ -114,8 +115,8 @@ def pair_words(pair: ComparedPair) -> str:
     what = "accuracy" if pair.measure == "accuracy" else "agreement with the float model"
     by = typeset(signed(-pair.drop_percent, "%"))
     if not pair.significant:
-        return f"Difference not significant: {by} {what}, p = {pair.p_value:.3g}."
-    return f"Significantly {'worse' if pair.drop_percent > 0 else 'better'}: {by} {what}, p = {pair.p_value:.3g}."
+        return f"Difference not significant: {by} {what}, {p_words(pair.p_value)}."
+    return f"Significantly {'worse' if pair.drop_percent > 0 else 'better'}: {by} {what}, {p_words(pair.p_value)}."
 
 
 def _tested(change: Change, significant: bool | None) -> Change:
@@ -123,7 +124,8 @@ def _tested(change: Change, significant: bool | None) -> Change:
 
 
 def _significance(paired: PairedMetric | ComparedPair) -> str:
-    return f"{'significant' if paired.significant else 'not significant'}, p = {paired.p_value:.3g}"
+    # the change itself says so where it is not significant
+    return f"{'significant, ' if paired.significant else ''}{p_words(paired.p_value)}"
 
 
 def _metric_cell(metric: ComparedMetric | None, first: ComparedMetric | None, paired: PairedMetric | None) -> Cell:

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from service.comparison import service
 from service.comparison.schemas import MOST_JOBS, Comparison
+from service.contracts.changes import p_words
 from service.contracts.errors import InvalidRequestError
 from service.dashboard import compared, tradeoffs
 from service.dashboard.pages import PageRoute, page
@@ -104,6 +105,7 @@ def _shown(found: Comparison, datasets: dict[str, str]) -> dict[str, Any]:
         "algorithm_settings": below,
         "pairs": found.pairs,
         "pair_words": compared.pair_words,
+        "p_words": p_words,
         "other_metrics": compared.other_metrics,
         "pair_change": compared.pair_change,
         "metric_title": metric_title,

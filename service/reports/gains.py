@@ -9,6 +9,7 @@ from service.contracts.changes import (
     change_of,
     latency_change,
     latency_change_of,
+    p_words,
     size_change,
 )
 from service.contracts.report import Flips, LatencyFigures, MetricFigures, Report
@@ -77,7 +78,7 @@ def metric_sentences(metric: MetricFigures, samples: int) -> list[str]:
     if metric.flips is not None:
         told.append(flip_words(metric.flips, samples))
     if metric.p_value is not None:
-        told.append(f"p = {metric.p_value:.2g}.")
+        told.append(f"{p_words(metric.p_value)}.")
     if not change.interval and metric.unit == "%":
         told.append(f"Measured on {count(samples, 'sample')}; one sample is {100 / max(samples, 1):.2g} points.")
     if metric.chance is not None:

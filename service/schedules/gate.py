@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from service.comparison.evidence import Paired, Side
 from service.comparison.pairing import CONFIDENCE
+from service.contracts.changes import p_words
 from service.contracts.errors import QuantmillError
 from service.contracts.regression import (
     Clause,
@@ -125,7 +126,7 @@ def _significance(clause: NotSignificantlyWorse, own: JobFigures, other: JobFigu
     counts = pairing.counts
     told = (
         f"worse by {pairing.drop_percent:.6g} points: of {counts.samples} samples, {counts.lost} changed "
-        f"from correct to wrong and {counts.won} from wrong to correct, p = {pairing.p_value:.3g}."
+        f"from correct to wrong and {counts.won} from wrong to correct, {p_words(pairing.p_value)}."
     )
     return _result(
         clause,
@@ -166,7 +167,7 @@ def _metric_significance(
     drop = found.metrics[name].drop(figures.better)
     worse = drop.difference > 0 and drop.p_value <= clause.alpha
     amount = f"{drop.difference:.6g} {figures.unit}".rstrip()
-    told = f"worse by {amount} on {drop.samples} samples, p = {drop.p_value:.3g}."
+    told = f"worse by {amount} on {drop.samples} samples, {p_words(drop.p_value)}."
     return _result(
         clause,
         other,

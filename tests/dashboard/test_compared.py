@@ -116,4 +116,4 @@ def test_a_page_shows_each_question_once() -> None:
     assert [one.name for one, _ in compared.other_metrics(agreeing)] == ["top1", "top5"]
     assert compared.pair_words(agreeing).startswith("Difference not significant: −1.00 points agreement")
     cell = cells("Top-1 agreement", of_job(1), of_job(2, top1_agreement=98.0), pair=agreeing)[1]
-    assert cell.note == "not significant, p = 0.01"
+    assert cell.note == "p = 0.01"

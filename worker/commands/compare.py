@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.contracts.changes import ratio_words
+from service.contracts.changes import p_words, ratio_words
 from service.reports.figures import size
 from service.reports.verdict import outcome
 from worker.commands.command import Service, command, job_id
@@ -153,7 +153,7 @@ def _told(pair: ComparedPair, name: str) -> str:
     word = "significant" if pair.significant else "not significant"
     return (
         f"{name}: {pair.measure} {_gain(pair.drop_percent or 0.0)} points to the first job "
-        f"({_gain(pair.interval.high)} to {_gain(pair.interval.low)}, p = {pair.p_value:.3g}: {word}); "
+        f"({_gain(pair.interval.high)} to {_gain(pair.interval.low)}, {p_words(pair.p_value)}: {word}); "
         f"of {pair.samples} samples: {pair.flips.lost} lost, {pair.flips.won} won"
     )
 

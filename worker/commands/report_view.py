@@ -17,6 +17,7 @@ from service.contracts.changes import (
     latency_change,
     latency_change_of,
     metric_change,
+    p_words,
     pairs_note,
     size_change,
 )
@@ -259,4 +260,4 @@ def _moved(metric: EvaluatedMetric) -> Text:
         change = metric_change(metric.drop, metric.unit, better=metric.better, drop_interval=metric.drop_interval)
     else:
         change = difference_change(metric.reference_value, metric.value, metric.unit, better=metric.better)
-    return _cell(change, "" if metric.p_value is None else f", p {metric.p_value:.2g}")
+    return _cell(change, "" if metric.p_value is None else f", {p_words(metric.p_value)}")

@@ -15,6 +15,7 @@ from service.contracts.changes import (
     latency_change_of,
     metric_change,
     outlined_change,
+    p_words,
     ratio_words,
     signed,
     size_change,
@@ -52,8 +53,15 @@ def test_interval_of_a_change_has_the_sign_of_the_change() -> None:
     assert (worse.interval, worse.significant, worse.tone) == ("95 % CI: -1.10 to -0.20 points", True, "bad")
     unsure = metric_change(0.68, "%", better="lower", drop_interval=_interval(-0.2, 1.1))
     assert (unsure.interval, unsure.tone, unsure.judgement) == (
-        "95 % CI: -0.20 to +1.10 points", "unsure", "not significant",
+        "95 % CI: -0.20 to +1.10 points", "plain", "not significant",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("drop", [0.23, -0.68])
+def test_what_is_not_significant_has_no_colour_and_no_arrow_and_is_told(drop: float) -> None:
+    change = metric_change(drop, "%", drop_interval=_interval(-2.0, 2.0))
+    assert (change.tone, change.arrow, change.needs_judgement) == ("plain", "", True)
+    assert change.told.endswith(" points (not significant)")
 
 
 def test_change_of_a_metric_of_a_report() -> None:
@@ -76,10 +84,18 @@ def test_outlined_change_finds_the_better_direction(
     assert change.direction == ("same" if drop is None else "worse")
 
 
-@pytest.mark.parametrize(("significant", "tone"), [(None, "plain"), (False, "unsure"), (True, "bad")])
+@pytest.mark.parametrize(("significant", "tone"), [(None, "plain"), (False, "plain"), (True, "bad")])
 def test_an_outlined_change_has_a_colour_only_if_it_was_tested(significant: bool | None, tone: str) -> None:
     told = {"name": "top1", "unit": "%", "float": 70.0, "quantized": 69.0, "drop": 1.0, "significant": significant}
     assert OutlinedMetric.model_validate(told).change.tone == tone
+
+
+@pytest.mark.parametrize(
+    ("p_value", "words"),
+    [(5.22e-199, "p < 0.001"), (0.00099, "p < 0.001"), (0.0012, "p = 0.0012"), (0.0456, "p = 0.046"), (1.0, "p = 1")],
+)
+def test_a_p_value_in_words(p_value: float, words: str) -> None:
+    assert p_words(p_value) == words
 
 
 def test_difference_of_two_jobs() -> None:
@@ -93,7 +109,7 @@ def test_difference_of_two_jobs() -> None:
     [
         (2.25, (2.1, 2.4), "2.25x slower", "95 % CI: 2.10x to 2.40x slower", "bad"),
         (1 / 1.8, (0.5, 0.625), "1.80x faster", "95 % CI: 1.60x to 2.00x faster", "good"),
-        (1.01, (0.95, 1.1), "no significant difference", "95 % CI: 1.05x faster to 1.10x slower", "unsure"),
+        (1.01, (0.95, 1.1), "no significant difference", "95 % CI: 1.05x faster to 1.10x slower", "plain"),
         (1.001, None, "no change", "", "plain"),
         (0.0, None, "not measured", "", "plain"),
     ],

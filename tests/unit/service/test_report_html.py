@@ -74,7 +74,7 @@ FACTS = (
     "No statement about accuracy is possible until this is fixed.", "float-model-at-chance", "metric: top1",
     "File size 73.4 % smaller 9.95 MiB → 2.65 MiB", "Latency 1.25x faster 11.00 ms → 8.80 ms",
     "95 % CI: 1.10x to 1.39x faster.", "40 runs of either model in turn",
-    "Other processes used 61 % of the CPU meanwhile", "Top-1 accuracy −0.46 points ▼ 86.07 % → 85.62 %",
+    "Other processes used 61 % of the CPU meanwhile", "Top-1 accuracy −0.46 points (not significant) 86.07 % → 85.62 %",
     "5 of 438 samples from right to wrong, 3 from wrong to right", "was 90 % or more on 2 of the lost ones",
     "95 % CI: −2.00 to +1.10 points: not significant.", "p = 0.73",
     "Chance level: 0.10 %.", "95 % CI: 82.50 to 89.00 %", "+0.125 (worse)", "lower is better",
