@@ -101,7 +101,7 @@ def typeset(words: str) -> str:
 
 
 def amount(value: float, unit: str) -> str:
-    """A difference without its sign, such as "0.68 points" or "0.0123 m"; limits of a gate are written so."""
+    """A difference without its sign, such as "0.68 points" or "0.0123 m"."""
     return f"{_digits(abs(value), unit)} {_unit(unit)}".rstrip()
 
 
@@ -126,7 +126,7 @@ def metric_change(
     sign = -1.0 if better == "higher" else 1.0
     interval, significant = "", None
     if drop_interval is not None:
-        interval = interval_words(_turned(drop_interval, sign), unit)
+        interval = interval_words(turned(drop_interval, sign), unit)
         significant = drop_interval.low > 0 or drop_interval.high < 0
     if not float(_digits(drop, unit)):
         return Change(UNCHANGED, "same", significant=significant, interval=interval)
@@ -253,7 +253,8 @@ def _interval_ratios(interval: Interval) -> str:
     return f"{ratio_words(interval.low)} to {ratio_words(interval.high)}"
 
 
-def _turned(interval: Interval, sign: float) -> Interval:
+def turned(interval: Interval, sign: float) -> Interval:
+    """The interval of a figure that is written with this sign."""
     if sign > 0:
         return interval
     return interval.model_copy(update={"low": -interval.high, "high": -interval.low})

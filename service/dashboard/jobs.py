@@ -69,6 +69,7 @@ def shown(app: AppState, tenant_id: str, job_id: str, base_url: str) -> dict[str
         "ended": job.state in TERMINAL,
         "has_report": job.figures is not None,
         "source": _source(app, tenant_id, job),
+        "critical": _critical(app, tenant_id, job),
         "last_seq": last,
         "timeline": [_change(event) for event in told.states],
         "curves": curves_of(app, tenant_id, job_id),
@@ -122,6 +123,14 @@ def _source(app: AppState, tenant_id: str, job: JobOut) -> str:
     except JobNotFoundError:
         return ""  # it was deleted
     return with_baseline(source, [job.id]) if has_report else ""
+
+
+def _critical(app: AppState, tenant_id: str, job: JobOut) -> str:
+    """The first critical finding of the job's report; "" where there is none."""
+    if job.figures is None or not job.figures.critical_findings:
+        return ""
+    findings = service.report(app, tenant_id, job.id).body["findings"]
+    return next((verdict.sentence(str(one["message"])) for one in findings if one["severity"] == "critical"), "")
 
 
 def _data(app: AppState, tenant_id: str, job: JobOut) -> list[tuple[str, str, str]]:

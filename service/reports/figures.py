@@ -21,11 +21,6 @@ def figure(value: float | None, unit: str = "") -> str:
     return f"{number} {unit}".rstrip()
 
 
-def difference(value: float, unit: str) -> str:
-    """A size of a change, without its sign: differences of percentages are points."""
-    return changes.amount(value, unit)
-
-
 def change(value: float | None, unit: str) -> str:
     """A change with its sign; of percentages in points."""
     return NOTHING if value is None else changes.signed(value, unit)

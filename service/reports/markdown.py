@@ -71,7 +71,8 @@ def _head(report: Report) -> str:
     lines = [f"# {_MARKS[told.tone]} Quantization: {told.word}", "", escaped(told.sentence)]
     if told.alarm:
         lines += ["", f"**🛑 {escaped(told.alarm)}**"]
-    lines += ["", escaped(report.summary)]
+    if told.accuracy:
+        lines += ["", escaped(told.accuracy)]
     found, first = verdict.blame(report), verdict.first_advice(report)
     if found is not None:
         lines += ["", escaped(verdict.blame_words(found))]

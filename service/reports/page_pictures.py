@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from service.contracts.changes import difference_change
+from service.contracts.changes import difference_change, signed, turned
 from service.contracts.evaluation import AGREEMENT
 from service.contracts.report import AlgorithmFigures, GateClause, LatencyFigures, MetricFigures, RangeChange, Report
 from service.contracts.specs import TensorRange
@@ -23,6 +23,8 @@ def gate_scale(clause: GateClause, report: Report) -> Markup | None:
     if clause.got is None:
         return None
     units = {metric.name: metric.unit for metric in report.metrics} | {AGREEMENT: "%"}
+    if clause.clause == "max_drop":
+        return _change_scale(clause, report)
     in_db = clause.metric == "sqnr_db" or clause.clause == "runtime_agreement"
     unit = "dB" if in_db else units.get(clause.metric or "", "")
     lower = is_lower_limit(clause)
@@ -32,6 +34,18 @@ def gate_scale(clause: GateClause, report: Report) -> Markup | None:
                            lower_limit=lower)  # fmt: skip
 
 
+def _change_scale(clause: GateClause, report: Report) -> Markup | None:
+    """A drop, as the change that it is called everywhere."""
+    found = next((metric for metric in report.metrics if metric.name == clause.metric), None)
+    unit, falls = ("%", True) if found is None else (found.unit, found.better == "higher")
+    sign = -1.0 if falls else 1.0
+    got, limit = sign * (clause.got or 0.0), sign * clause.wanted
+    interval = None if clause.interval is None else turned(clause.interval, sign)
+    label = f"limit {signed(limit, unit)}, measured {signed(got, unit)}; values in the shaded band pass"
+    row = charts.Whisker("", got, interval, "second")
+    return charts.whiskers([row], lambda value: signed(value, unit), label, limit=limit, lower_limit=falls)
+
+
 def _written(value: float, clause: str, unit: str) -> str:
     if clause.endswith("_bytes"):
         return figures.size(value)
@@ -39,8 +53,6 @@ def _written(value: float, clause: str, unit: str) -> str:
         return figures.times(value)
     if clause.endswith("_db"):
         return figures.figure(value, "dB")
-    if clause.endswith("max_drop"):
-        return figures.difference(value, unit)
     return figures.figure(value, unit)
 
 

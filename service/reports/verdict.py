@@ -8,10 +8,10 @@ from typing import Literal, NamedTuple
 from service.contracts import changes
 from service.contracts.changes import Better
 from service.contracts.evaluation import AGREEMENT
-from service.contracts.evaluation_report import EvaluationReport, ReportOutline
+from service.contracts.evaluation_report import EvaluationReport, OutlinedMetric, ReportOutline
 from service.contracts.report import Advice, Cause, CausePlace, GateClause, Interval, Report, contributing_layers
 from service.contracts.report.figures import SANITY
-from service.reports.figures import NOTHING, count, difference, figure, metric_title, name, percent, size, times
+from service.reports.figures import NOTHING, count, figure, metric_title, name, percent, size, times
 
 Tone = Literal["good", "bad", "unsure", "plain"]
 
@@ -41,7 +41,8 @@ _RESULTS: dict[bool | None, tuple[str, str, Tone]] = {
 _BUDGET = "budget."
 _RUNTIME = "runtime_agreement"
 _LOWER_LIMITS = (SANITY, _RUNTIME)
-_NO_GATE = "No gate is set."
+# Points: where the interval allows a larger drop, a change that is not significant does not tell that none is there.
+_WIDE = 5.0
 _SOURCES = {
     "evaluation": "",
     "calibration": " of the calibration data",
@@ -63,7 +64,7 @@ def outcome(verdict: str, *, collapsed: bool = False, critical: bool = False) ->
 
 
 def accuracy_line(figures: ReportOutline) -> str:
-    """The first metric of both models, its change with the interval, and the samples that it rests on."""
+    """Whether accuracy was kept, by how much the first metric has changed, and the samples that it rests on."""
     if figures.source == "random":
         return "Accuracy not measured: random data shows nothing about accuracy."
     if not figures.metrics:
@@ -72,12 +73,32 @@ def accuracy_line(figures: ReportOutline) -> str:
             fact = f"output SQNR {figure(figures.sqnr_db, 'dB')}"
         return f"Accuracy not measured: no labels; {fact}{_on_samples(figures.samples, figures.source)}."
     first = figures.metrics[0]
-    change = first.change
-    both = (figure(first.float_, first.unit), figure(first.quantized, first.unit))
-    told = f"{metric_title(first.name)} {both[1] if first.float_ is None else ' → '.join(both)}"
-    if first.drop is not None:
-        told += f", {change.words}{f' ({change.interval})' if change.interval else ''}"
+    if first.drop is None:
+        told = f"{metric_title(first.name)} {figure(first.quantized, first.unit)}"
+    else:
+        told = _accuracy_change(first)
     return f"{told}{_on_samples(first.samples or figures.samples, figures.source)}"
+
+
+def _accuracy_change(metric: OutlinedMetric) -> str:
+    change = metric.change
+    words = change.words if metric.name == "top1" else f"{metric_title(metric.name)} {change.words}"
+    if change.is_untested and change.direction != "same":
+        return f"Accuracy changed: {words} (significance not tested)"
+    if change.significant and change.direction != "same":
+        lead = "lost" if change.direction == "worse" else "gained"
+        return f"Accuracy {lead}: {_in_brackets(words, 'significant', change.interval)}"
+    interval = metric.drop_interval
+    if interval is not None and metric.unit == "%" and interval.high > _WIDE:
+        return f"Accuracy undecided: {_in_brackets(words, 'not significant', change.interval)}"
+    if change.direction == "same":
+        return f"Accuracy kept: {_in_brackets(words, change.interval)}"
+    return f"Accuracy kept: {_in_brackets('no significant change', words, change.interval)}"
+
+
+def _in_brackets(words: str, *more: str) -> str:
+    told = ", ".join(one for one in more if one)
+    return f"{words} ({told})" if told else words
 
 
 def _on_samples(samples: int | None, source: str | None) -> str:
@@ -86,14 +107,21 @@ def _on_samples(samples: int | None, source: str | None) -> str:
 
 @dataclass(frozen=True)
 class Headline:
-    """The verdict in a word, a mark and a sentence."""
+    """The verdict in a word, a mark and a sentence.
+
+    Attributes:
+        word, mark, tone: the outcome.
+        sentence: its reason; without a gate what became of accuracy.
+        alarm: what has to be read before any figure; None for nothing.
+        accuracy: what became of accuracy; "" where the sentence tells it.
+    """
 
     word: str
     mark: str
     tone: Tone
     sentence: str
     alarm: str | None
-    is_accuracy: bool  # the sentence is that of ``accuracy_line``
+    accuracy: str
 
 
 @dataclass(frozen=True)
@@ -143,22 +171,24 @@ class Blame:
 
 
 def headline(report: Report) -> Headline:
-    """The verdict with its reason in one sentence; ``alarm``: what has to be read before any figure."""
+    """The verdict with its reason in one sentence."""
     outline = ReportOutline.of(report)
     mark, word, tone = outcome(report.verdict, collapsed=outline.collapsed, critical=outline.critical_findings > 0)
     critical = outline.critical_findings
-    alarms, sentence = [], _decided(report, outline)
+    alarms, told = [], _decided(report, outline)
     collapsed = next((one.why for one in report.gate if one.clause == SANITY and one.holds is not True), None)
     if collapsed and all(clause.is_collapse for clause in report.gate):
         # nobody has set a condition that could have failed
-        sentence = _sentence(collapsed.removeprefix("collapsed: "))
+        told = sentence(collapsed.removeprefix("collapsed: "))
     elif collapsed:
         alarms.append(f"{collapsed[:1].upper()}{collapsed[1:]}.")
     if critical:
         them = "the critical finding" if critical == 1 else f"the {critical} critical findings"
         alarms.append(f"Fix {them} before you use the model or its figures.")
-    is_accuracy = report.verdict == "none" and not outline.critical_findings
-    return Headline(word, mark, tone, sentence, " ".join(alarms) or None, is_accuracy)
+    accuracy = accuracy_line(outline)
+    if told == accuracy or any(finding.undermines_verdict for finding in report.findings):
+        accuracy = ""
+    return Headline(word, mark, tone, told, " ".join(alarms) or None, accuracy)
 
 
 def blame(report: Report) -> Blame | None:
@@ -221,8 +251,10 @@ def interval_words(interval: Interval | None, unit: str) -> str:
 
 
 def _decided(report: Report, outline: ReportOutline) -> str:
+    if report.critical_findings and report.verdict != "fail":
+        return sentence(report.critical_findings[0].message)
     if report.verdict == "none":
-        return _NO_GATE if outline.critical_findings else accuracy_line(outline)
+        return accuracy_line(outline)
     broken = sum(1 for clause in report.gate if clause.holds is False)
     open_ones = sum(1 for clause in report.gate if clause.holds is None)
     total = count(len(report.gate), "condition")
@@ -250,7 +282,7 @@ def _condition(clause: GateClause, unit: str, better: Better) -> Condition:
         result=result,
         mark=mark,
         tone=tone,
-        why=_why(clause),
+        why=_why(clause, unit),
         clause=clause,
     )
 
@@ -264,7 +296,7 @@ def _told(clause: GateClause, unit: str, better: Better) -> tuple[str, str, str,
     around = interval_words(clause.interval, unit)
     if kind == "max_drop":
         change = changes.metric_change(clause.got, unit, better=better, drop_interval=clause.interval)
-        limit = difference(wanted, unit)
+        limit = changes.signed(-wanted if better == "higher" else wanted, unit)
         return f"Largest accuracy drop: {metric}, {limit}", limit, change.words, change.interval
     if kind == "min_value":
         return f"{metric} is at least {figure(wanted, unit)}", figure(wanted, unit), figure(got, unit), around
@@ -292,12 +324,17 @@ def _told(clause: GateClause, unit: str, better: Better) -> tuple[str, str, str,
     return f"{name(clause.clause)} {wanted:g}", f"{wanted:g}", f"{got:.5g}", around
 
 
-def _why(clause: GateClause) -> str:
+def _why(clause: GateClause, unit: str) -> str:
     told = []
+    if clause.interval is not None and _may_have_failed(clause, clause.interval):
+        excluded = "the confidence interval also holds values that fail."
+        if clause.clause == "max_drop":
+            excluded = f"a drop of up to {changes.amount(clause.interval.high, unit)} cannot be excluded."
+        told.append(f"Passed by the measured value; {excluded}")
     if clause.holds is None:
-        told.append(_sentence(clause.why or "the data cannot decide it"))
+        told.append(sentence(clause.why or "the data cannot decide it"))
     elif clause.clause == SANITY and clause.why:
-        told.append(_sentence(clause.why))
+        told.append(sentence(clause.why))
     elif clause.got is None:
         told.append("Not measured.")
     if clause.samples_needed is not None:
@@ -307,7 +344,15 @@ def _why(clause: GateClause) -> str:
     return " ".join(told)
 
 
-def _sentence(text: str) -> str:
+def _may_have_failed(clause: GateClause, interval: Interval) -> bool:
+    """True if the condition is met by what was measured, but not by all of its interval."""
+    if not clause.holds or clause.confidence is not None:
+        return False
+    return interval.low < clause.wanted if is_lower_limit(clause) else interval.high > clause.wanted
+
+
+def sentence(text: str) -> str:
+    """The text with a capital and a full stop."""
     return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
 
 

@@ -376,7 +376,7 @@ def test_the_change_and_each_condition_of_an_evaluation_are_told() -> None:
     assert "latency 2.00 ms 1.00 ms 2.00x faster" in lines
     at = lines.index("result Gate failed")
     assert lines[at + 1 :] == [
-        "passed: Largest accuracy drop: Top-1 accuracy, 1.00 points; measured -0.50 points.",
+        "passed: Largest accuracy drop: Top-1 accuracy, -1.00 points; measured -0.50 points.",
         "failed: Output SQNR is at least 20.00 dB; measured 12.50 dB.",
         "undecided: The latency is at most 1.00x the FP32 latency; measured 1.01x. The runs are too few. About 4,000 "
         "samples would decide it.",
@@ -395,10 +395,10 @@ def test_without_a_gate_a_summary_begins_with_the_change_of_accuracy():
     (metric,) = report.metrics
     unsure = metric.model_copy(update={"drop_interval": Interval(low=-0.5, high=1.5, method="mcnemar", samples=200)})
     for metrics, told in (
-        ((metric,), "Top-1 accuracy 90.00 % → 89.50 %, -0.50 points, 32 samples of the calibration data"),
+        ((metric,), "Accuracy changed: -0.50 points (significance not tested), 32 samples of the calibration data"),
         (
             (unsure,),
-            "Top-1 accuracy 90.00 % → 89.50 %, -0.50 points (95 % CI: -1.50 to +0.50 points), "
+            "Accuracy kept: no significant change (-0.50 points, 95 % CI: -1.50 to +0.50 points), "
             "32 samples of the calibration data",
         ),
         ((), "Accuracy not measured: no labels; top-1 agreement 99.00 %, 32 samples of the calibration data."),

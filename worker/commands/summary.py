@@ -50,8 +50,7 @@ def print_summary(report: Report, console: Console | None = None, *, report_path
     print_findings([one for one in report.findings if one.severity == "critical"], console)
     found = headline(report)
     console.print(verdict_line(found, report.verdict, _not_passed(report)), soft_wrap=True)
-    if not found.is_accuracy:
-        _print(console, "accuracy", _accuracy(report))
+    _print(console, "accuracy", _accuracy(report))
     sizes = (report.float_.size_bytes, report.quantized.size_bytes)
     _print(console, "size", _moved(size(sizes[0]), size(sizes[1]), size_change(*sizes)))
     _print(console, "latency", _latency(report))

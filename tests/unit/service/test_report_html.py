@@ -81,7 +81,7 @@ FACTS = (
     "+0.1 to +0.15: significantly worse.", "Top-1 agreement 95.43 %", "SQNR 21.40 dB.",
     "Largest error contribution /features/0 Conv: 61.2 % of all error Cause: ",
     "Try first Keep the two worst layers in float. top1 85.62 % → 86.01 %",
-    "Largest accuracy drop: Top-1 accuracy, 1.00 points", "The interval of the drop holds the limit.",
+    "Largest accuracy drop: Top-1 accuracy, −1.00 points", "The interval of the drop holds the limit.",
     "−0.46 points 95 % CI: −2.00 to +1.10 points", "About 5,200 samples would decide it.",
     "Required confidence: 95 %.", "2.65 MiB", "The quantized file is at most 3.81 MiB (4,000,000 bytes)",
     "? undecided", "✖ failed", "✔ passed", "Output SQNR is at least 20.00 dB", "0.95x 95 % CI: 0.90 to 1.02",
@@ -133,7 +133,7 @@ def test_the_order_is_verdict_cards_findings_gate_advice_and_the_rest(full_page:
             "1 of 2 conditions of the gate is undecided on this data; the gate counts",
         ),
         ("undecided", (None, True), "Gate undecided", "1 of 2 conditions of the gate is undecided on this data."),
-        ("none", (), "Succeeded, no gate", "Top-1 accuracy "),
+        ("none", (), "Succeeded, no gate", "Accuracy kept: no significant change ("),
     ],
 )
 def test_the_headline(verdict: str, holds: tuple[bool | None, ...], word: str, sentence: str) -> None:
@@ -180,6 +180,21 @@ def test_what_is_not_sure_is_not_told_as_sure() -> None:
     text = Page(html(Report.model_validate(document))).text
     assert "Latency no significant difference" in text and "faster: not significant." in text
     assert "random data, which shows nothing about accuracy" in text
+
+
+@each(
+    ("clause", "got", "wanted", "words"),
+    [
+        ("max_drop", 0.23, 0.5, "Passed by the measured value; a drop of up to 1.59 points cannot be excluded."),
+        ("max_drop", 0.23, 2.0, ""),
+        ("min_value", 84.0, 1.0, "Passed by the measured value; the confidence interval also holds values that fail."),
+    ],
+)
+def test_a_condition_that_passed_by_luck_perhaps(clause: str, got: float, wanted: float, words: str) -> None:
+    one = {"clause": clause, "metric": "top1", "wanted": wanted, "got": got, "interval": interval(-1.12, 1.59)}
+    text = page_of(verdict="pass", gate=[{**one, "holds": True}]).text
+    assert (words or "Passed by the measured value") in text if words else "Passed by" not in text
+    assert "limit −0.50 points" in text or wanted != 0.5
 
 
 NEVER = {"script", "img", "link", "iframe", "object", "embed", "form", "base", "input", "foreignobject"}
@@ -294,6 +309,7 @@ def test_a_value_lies_in_the_band_where_its_condition_holds(lower: bool, holds: 
         ({"clause": "min_value", "metric": "top1", "wanted": 80.0, "got": 85.0, "holds": True}, True),
         ({"clause": "min_sqnr_db", "wanted": 20.0, "got": 12.0, "holds": False}, True),
         ({"clause": "max_drop", "metric": "top1", "wanted": 1.0, "got": 2.0, "holds": False}, False),
+        ({"clause": "max_drop", "metric": "rmse", "wanted": 1.0, "got": 0.5, "holds": True}, False),
         ({"clause": "budget.max_size_bytes", "wanted": 4e6, "got": 3e6, "holds": True}, False),
         ({"clause": "goal", "metric": "sqnr", "wanted": 20.0, "got": 25.0, "holds": True}, True),
         ({"clause": "goal", "metric": "top1", "wanted": 1.0, "got": 2.0, "holds": False}, False),
