@@ -115,7 +115,7 @@ def _shown(found: Comparison, datasets: dict[str, str]) -> dict[str, Any]:
         ],
         "layers_more": found.layers_more,
         "tradeoff": tradeoffs.of_jobs(
-            (f"{letters[one.id]}: {titles[one.id]}", f"/jobs/{one.id}", one) for one in found.jobs
+            ((titles[one.id], f"/jobs/{one.id}", one) for one in found.jobs), list(letters.values())
         ),
         "csv": "/v1/compare.csv?" + urlencode([("job", one) for one in letters]),
     }

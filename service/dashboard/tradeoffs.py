@@ -53,12 +53,13 @@ class Mark:
     latency_ratio: float | None = None  # over that of the float model; None: not timed
     chosen: bool = False  # it is the one that was taken
     front: bool | None = None  # no other is better; None: to be found out
+    letter: str = ""  # what it is called in the picture; "": its number
 
 
 class ShownModel(NamedTuple):
-    """A model with its number in the picture, and whether it belongs to the front."""
+    """A model with what it is called in the picture, and whether it belongs to the front."""
 
-    number: int
+    point: str
     mark: Mark
     front: bool
 
@@ -91,18 +92,28 @@ def drop_of(metric: str, unit: str) -> Measure:
     return Measure(f"{figures.metric_title(metric)} drop", "points" if unit == "%" else unit, higher=False)
 
 
-def of_jobs(jobs: Iterable[tuple[str, str, ReportOutline | ComparedJob]]) -> TradeOff | None:
+def of_jobs(
+    jobs: Iterable[tuple[str, str, ReportOutline | ComparedJob]], letters: Sequence[str] = ()
+) -> TradeOff | None:
     """The chart of jobs that have succeeded, by the first metric that all of them have a drop of, else by SQNR.
 
     Args:
         jobs: label, path and figures of each.
+        letters: what they are called elsewhere on the page; empty: nothing.
     """
     told = list(jobs)
     drops = [{(one.name, one.unit): one.drop for one in job.metrics if one.drop is not None} for _, _, job in told]
     key = next((key for key in drops[0] if all(key in one for one in drops)), None) if drops else None
     marks = [
-        Mark(label, path, job.sqnr_db if key is None else own[key], job.quantized_size_bytes, _measured_ratio(job))
-        for (label, path, job), own in zip(told, drops, strict=True)
+        Mark(
+            label,
+            path,
+            job.sqnr_db if key is None else own[key],
+            job.quantized_size_bytes,
+            _measured_ratio(job),
+            letter=letter,
+        )
+        for (label, path, job), own, letter in zip(told, drops, letters or [""] * len(told), strict=True)
     ]
     return trade_off(SQNR if key is None else drop_of(*key), marks)
 
@@ -124,7 +135,9 @@ def trade_off(measure: Measure, marks: Sequence[Mark], limit: float | None = Non
     timed = bool(placed) and all(mark.latency_ratio is not None for mark in placed)
     front = _front(measure, placed, timed)
     rows = [
-        ShownModel(k, mark, mark.front if mark.front is not None else any(mark is one for one in front))
+        ShownModel(
+            mark.letter or str(k), mark, mark.front if mark.front is not None else any(mark is one for one in front)
+        )
         for k, mark in enumerate(marks, start=1)
     ]
     drawn = [row for row in rows if _is_placed(row.mark)]
@@ -202,7 +215,7 @@ def _picture(
 def _draw(root: charts.Element, row: ShownModel, at: tuple[float, float], *, numbered: bool) -> None:
     """A disk, on the front a diamond; around the chosen one a ring."""
     group = ElementTree.SubElement(root, "g")
-    ElementTree.SubElement(group, "title").text = f"{row.number}: {name(row.mark.label)}"
+    ElementTree.SubElement(group, "title").text = f"{row.point}: {name(row.mark.label)}"
     left, top = at
     if row.front:
         corners = ((left, top - 7), (left + 7, top), (left, top + 7), (left - 7, top))
@@ -215,4 +228,4 @@ def _draw(root: charts.Element, row: ShownModel, at: tuple[float, float], *, num
     if numbered or row.front:
         near_edge = left > _RIGHT - 20
         place = (left - 10, top - 6) if near_edge else (left + 10, top - 6)
-        charts.text(group, place, str(row.number), anchor="end" if near_edge else "start")
+        charts.text(group, place, row.point, anchor="end" if near_edge else "start")

@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 from markupsafe import Markup
 
+from service.contracts.changes import typeset
 from service.contracts.report import Histogram, Interval, TrainingFigures
 from service.reports.figures import shown
 
@@ -41,7 +42,7 @@ class Scale(NamedTuple):
 def picture(width: float, height: float, label: str) -> Element:
     """The root of a picture of so many pixels, with the words that stand for it where it cannot be seen."""
     size = {"viewBox": f"0 0 {width:g} {height:g}", "width": f"{width:g}", "height": f"{height:g}"}
-    return ElementTree.Element("svg", {"class": "chart", "role": "img", "aria-label": shown(label), **size})
+    return ElementTree.Element("svg", {"class": "chart", "role": "img", "aria-label": typeset(shown(label)), **size})
 
 
 def line(parent: Element, start: tuple[float, float], end: tuple[float, float], kind: str) -> None:
@@ -76,7 +77,7 @@ def text(parent: Element, place: tuple[float, float], words: str, *, anchor: str
         attributes["text-anchor"] = anchor
     if kind:
         attributes["class"] = kind
-    ElementTree.SubElement(parent, "text", attributes).text = shown(words)
+    ElementTree.SubElement(parent, "text", attributes).text = typeset(shown(words))
 
 
 def drawn(root: Element) -> Markup:
@@ -254,7 +255,7 @@ def _curves(curves: Sequence[Curve], best: int | None, unit: str = "epoch") -> M
     line(root, (left, bottom), (right, bottom), "axis")
     line(root, (left, top), (left, bottom), "axis")
     for value in (min(ys), max(ys)):
-        text(root, (left - 5, up.at(value) + 4), f"{value:.4g}", anchor="end")
+        text(root, (left - 5, up.at(value) + 4), f"{value:.3g}", anchor="end")
     text(root, (left, bottom + 14), f"{unit} {first:g}")
     text(root, (right, bottom + 14), f"{unit} {last:g}", anchor="end")
     if best is not None and first <= best <= last:

@@ -25,8 +25,8 @@ def environment_of(loader: BaseLoader) -> Environment:
     )
     made.filters |= {
         "name": name,
-        "figure": figures.figure,
-        "change": figures.change,
+        "figure": lambda value, unit="": changes.typeset(figures.figure(value, unit)),
+        "change": lambda value, unit: changes.typeset(figures.change(value, unit)),
         "size": figures.size,
         "seconds": figures.seconds,
         "percent": figures.percent,

@@ -10,6 +10,7 @@ from service.contracts.changes import (
     latency_change,
     latency_change_of,
     p_words,
+    pairs_note,
     size_change,
 )
 from service.contracts.report import Flips, LatencyFigures, MetricFigures, Report
@@ -125,7 +126,9 @@ def _latency(report: Report) -> Card | None:
     figures = report.latency
     if figures is not None:
         before, after = milliseconds(figures.float_ms), milliseconds(figures.quantized_ms)
-        return _card("Latency", before, after, latency_change_of(figures), _latency_sentences(figures))
+        change = latency_change_of(figures)
+        card = _card("Latency", before, after, change, _latency_sentences(figures))
+        return replace(card, after=card.after + pairs_note(figures.float_ms, figures.quantized_ms, change))
     float_ms, quantized_ms = report.float_.latency_ms, report.quantized.latency_ms
     if not float_ms or not quantized_ms:
         return None

@@ -101,6 +101,7 @@ def context(
         "report": report,
         "limits": limits,
         "count": figures.count,
+        "sentence": verdict.sentence,
         "headline": verdict.headline(report),
         "severities": _SEVERITIES,
         "cards": gains.cards(report),

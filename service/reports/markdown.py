@@ -173,7 +173,9 @@ def _worst_place(places: Sequence[CausePlace]) -> str:
 def _advice(advice: Sequence[Advice]) -> str:
     parts = []
     for entry in advice[:_TEXTS]:
-        lines = [f"- **{escaped(entry.message)}** Because: {escaped(entry.because)} ({entry.status})"]
+        lines = [
+            f"- **{escaped(entry.message)}** Because: {escaped(entry.because)} ({escaped(entry.why or entry.status)})"
+        ]
         if entry.figure is not None:
             told = entry.figure
             lines.append(

@@ -158,7 +158,8 @@ class Blame:
         op: its operator; empty where no layer is named.
         layer_percent: its part of all error.
         cause: in words.
-        cause_percent: part of all error of this cause, in all layers.
+        reach: where this cause is found, such as "This cause, in 28 layers".
+        cause_percent: part of all error of this cause, in all of them.
         fact: what was found at the layer, with its figures.
     """
 
@@ -166,6 +167,7 @@ class Blame:
     op: str
     layer_percent: float | None
     cause: str
+    reach: str
     cause_percent: float
     fact: str
 
@@ -198,14 +200,27 @@ def blame(report: Report) -> Blame | None:
     layer = next(iter(contributing_layers(report.layers, 1)), None)
     if layer is None:
         cause = report.causes[0]
-        return Blame("", "", None, cause.message, cause.error_percent, cause.places[0].fact if cause.places else "")
+        return Blame(
+            "",
+            "",
+            None,
+            cause.message,
+            _reach(cause),
+            cause.error_percent,
+            cause.places[0].fact if cause.places else "",
+        )
     nodes = set(layer.nodes or (layer.name,))
     there: list[tuple[Cause, CausePlace]] = [
         (cause, place) for cause in report.causes for place in cause.places if place.node in nodes
     ]
     cause, place = max(there, key=lambda pair: pair[1].error_percent, default=(report.causes[0], None))
     fact = "" if place is None else place.fact
-    return Blame(layer.name, layer.op, layer.error_percent, cause.message, cause.error_percent, fact)
+    return Blame(layer.name, layer.op, layer.error_percent, cause.message, _reach(cause), cause.error_percent, fact)
+
+
+def _reach(cause: Cause) -> str:
+    layers = len({place.node for place in cause.places if place.node}) + cause.places_left_out
+    return f"This cause, in {count(layers, 'layer')}" if layers else "This cause"
 
 
 def first_advice(report: Report) -> Advice | None:
@@ -218,7 +233,8 @@ def first_advice(report: Report) -> Advice | None:
 def blame_words(found: Blame) -> str:
     """The blame in a sentence."""
     where = f": {found.fact}" if found.fact else ""
-    cause = f"{found.cause} ({percent(found.cause_percent, 0)} of all error){where}."
+    reach = found.reach[:1].lower() + found.reach[1:]
+    cause = f"{found.cause} ({reach}: {percent(found.cause_percent, 0)} of all error){where}."
     if not found.layer:
         return f"Main cause: {cause}"
     return (

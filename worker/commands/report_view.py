@@ -188,11 +188,11 @@ def figure_words(advice: Advice) -> str:
     """The result of trying it."""
     found = advice.figure
     if found is None:
-        return "not tried"
+        return advice.why or "not tried"
     unit = f" {found.unit}" if found.unit else ""
     before, after = (figure(value, "") for value in (found.before, found.after))
     told = f"tried: {found.metric} {before} -> {after}{unit} on {found.samples} samples, {found.seconds:.1f} s"
-    return told if advice.helped else f"{told}; no improvement"
+    return told if advice.helped else f"{told}; {advice.why or 'no improvement'}"
 
 
 def print_choices(report: Report, console: Console) -> None:

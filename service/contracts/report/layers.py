@@ -279,4 +279,5 @@ class Advice(Contract):
     nodes: tuple[str, ...] = Field(default=(), description="Nodes that the advice concerns; empty: the whole network.")
     status: Literal["tried", "untried"]
     helped: bool | None = Field(default=None, description="Whether the advice helped; null if it was not tried.")
+    why: str | None = Field(default=None, description="Why the advice was not tried, or did not help.")
     figure: AdviceFigure | None = Field(default=None, description="Measured effect; null if it was not tried.")

@@ -79,7 +79,7 @@ FACTS = (
     "95 % CI: −2.00 to +1.10 points: not significant.", "p = 0.73",
     "Chance level: 0.10 %.", "95 % CI: 82.50 to 89.00 %", "+0.125 (worse)", "lower is better",
     "+0.1 to +0.15: significantly worse.", "Top-1 agreement 95.43 %", "SQNR 21.40 dB.",
-    "Largest error contribution /features/0 Conv: 61.2 % of all error Cause: ",
+    "Largest error contribution /features/0 Conv This layer: 61.2 % of all error Cause: ",
     "Try first Keep the two worst layers in float. top1 85.62 % → 86.01 %",
     "Largest accuracy drop: Top-1 accuracy, −1.00 points", "The interval of the drop holds the limit.",
     "−0.46 points 95 % CI: −2.00 to +1.10 points", "About 5,200 samples would decide it.",

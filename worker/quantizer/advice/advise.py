@@ -279,14 +279,14 @@ def _advice(candidate: AdviceCandidate, trial: AdviceTrial, damage: Damage, loss
     worst = sorted(harms, key=lambda harm: -harm.noise)[:_TOLD]
     worst = [harm for harm in worst if harm.noise >= _LEAST_PART * worst[0].noise]
     places = [place.node for harm in worst for place in harm.places if place.node]
-    told = "" if trial.why is None else f" ({trial.why})"
     return Advice(
         code=candidate.code,
         because="; ".join([loss.words, *(harm.words for harm in worst)]),
-        message=f"{candidate.message}{told}",
+        message=candidate.message,
         config={} if candidate.fitted is None else candidate.fitted.patch,
         nodes=candidate.nodes or tuple(dict.fromkeys(places))[:_NODES],
         status="untried" if trial.helped is None else "tried",
         helped=trial.helped,
+        why=trial.why,
         figure=trial.figure,
     )

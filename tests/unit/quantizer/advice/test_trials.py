@@ -52,7 +52,7 @@ def test_what_helped_stands_first_and_nothing_is_tried_once_it_is_mended(tmp_pat
     assert first.figure.after is not None and first.figure.after > 20.0
     figures = [advice.figure.after for advice in report.advice if advice.helped and advice.figure is not None]
     assert figures == sorted(figures, key=lambda after: -(after or 0.0))
-    assert any("an earlier trial fixes the loss" in advice.message for advice in report.advice)
+    assert any("an earlier trial fixes the loss" in (advice.why or "") for advice in report.advice)
     assert watched.stages[-1] == [stage.name for stage in report.stages][-1] == "advice"
     assert watched.stages.index("latency") < watched.stages.index("result") < watched.stages.index("advice")
     # without seconds the same advice is listed, and untried
@@ -61,7 +61,7 @@ def test_what_helped_stands_first_and_nothing_is_tried_once_it_is_mended(tmp_pat
     told = [{advice.code: advice.config for advice in each.advice} for each in (untried, report)]
     assert told[0] == told[1]
     for advice in untried.advice:
-        assert (advice.status, advice.figure) == ("untried", None) and "not tried" in advice.message
+        assert (advice.status, advice.figure) == ("untried", None) and "not tried" in (advice.why or "")
 
 
 def test_a_trial_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +73,7 @@ def test_a_trial_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert report.advice
     for advice in report.advice:
         assert (advice.status, advice.figure) == ("untried", None)
-        assert "the runtime broke down" in advice.message
+        assert "the runtime broke down" in (advice.why or "")
 
 
 def test_a_cancellation_ends_the_search_for_advice(tmp_path: Path) -> None:
