@@ -173,6 +173,7 @@ def test_an_inspection_is_asked_for_and_jobs_are_compared(sqlite_front: Front) -
     page = shown(sqlite_front, f"/compare?job={second}&job={first}")
     assert f"/v1/compare.csv?job={first}&amp;job={second}" in page
     assert "B against A" in page and "same" in page and '<svg class="chart"' in page
+    assert '<td data-label="Point">A</td>' in page
     assert page.index(f"/jobs/{first}") < page.index(f"/jobs/{second}"), "the oldest is the baseline"
     turned = f"/compare?baseline={second}&job={first}"
     assert turned.replace("&", "&amp;") in page
@@ -244,4 +245,5 @@ def test_the_front_holds_what_no_other_equals_or_beats() -> None:
     found = trade_off(drop_of("top1", "%"), marks)
     assert found is not None and found.timed
     assert [row.mark.label for row in found.rows if row.front] == ["good", "small"]
+    assert [row.point for row in found.rows] == ["1", "2", "3", "4"]
     assert trade_off(SQNR, marks[3:]) is None

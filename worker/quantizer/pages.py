@@ -81,7 +81,7 @@ that the target's rules would undo: each fragment is planned on the network befo
 Advice is tried, best estimate first: the same model on the same data is quantized with it, and measured on the data
 of the report's figures. `figure` has both values; `helped` is decided as for algorithms: by the metric where it changed
 significantly, else by SQNR. Order: what helped, by its figure; what was not tried, by estimate; what did not help. A
-trial that fails, or has no time, is `untried`, and its `message` says why. Trials end once one of them fixes the loss.
+trial that fails, or has no time, is `untried`, and `why` says why. Trials end once one of them fixes the loss.
 
 `evaluation.advice_seconds` (60; 0 to 3600) limits all trials together. A trial begins only if the duration of the run,
 plus that of the new algorithms, fits into the remaining time. **Which** advice is listed depends on the model, the data

@@ -92,7 +92,7 @@ FACTS = (
     "3.38 KiB → 864 B", "18.5 %", "adaround +3.2 dB", "weights int8, activations uint8", "0.125 % clipped",
     "its output needs more than 8 bits near 0", "softmax-range", "its input is constant", "its scale is too small",
     "adaround: ✔ kept", "cross_layer_equalization: ✖ not kept", "it made the network worse", "made-worse",
-    "Without: 19.00 dB, top1 84.5; with: 21.50 dB, top1 85.5, on 64 samples.", "-8 to 8", "-2 to 2",
+    "Without: 19.00 dB, top1 84.5; with: 21.50 dB, top1 85.5, on 64 samples.", "−8 to 8", "−2 to 2",
     "12 → 1.5", "25.0 %", "epoch 3 selected", "Stopped by: patience", "3 (selected)", "22.00 dB",
     "int8 + adaround (chosen) (Pareto-optimal)", "Search ended: everything was tried. Goal met.",
     "Duration 15 s, peak memory 495.91 MiB.", "weight scales raised so that the int32 bias fits",
