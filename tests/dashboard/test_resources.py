@@ -186,6 +186,9 @@ def test_an_inspection_is_asked_for_and_jobs_are_compared(sqlite_front: Front) -
     page = shown(sqlite_front, f"/compare?job={first}&job={again}&job={second}")
     assert page.index(f"/jobs/{second}") < page.index(f"/jobs/{first}"), "the source of another is the baseline"
     assert re.findall(r'name="(\w+)" value="(\w+)"[^>]* checked', chooser) == [("job", first)]
+    chooser = shown(sqlite_front, f"/compare?baseline={first}")
+    assert re.findall(r'name="(\w+)" value="(\w+)"[^>]* checked', chooser) == [("job", first), ("baseline", first)]
+    assert "Only one job is chosen." in chooser
 
 
 def test_a_batch_shows_its_members_and_the_front_as_it_grows(sqlite_front: Front) -> None:
