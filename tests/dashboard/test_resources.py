@@ -107,7 +107,16 @@ def test_a_quantized_model_says_so(sqlite_front: Front) -> None:
         counts = {"op_counts": {"QuantizeLinear": 1}}
         row.summary, row.outline = row.summary | counts, row.outline | counts
     assert "Already quantized" in shown(sqlite_front, "/models")
-    assert "Already quantized" in shown(sqlite_front, f"/models/{made}")
+    page = shown(sqlite_front, f"/models/{made}")
+    assert "Already quantized" in page
+    assert '<a class="button quiet" href="/new?model_id=' in page, "quantizing it is not what to do first"
+    offered = re.search(r'href="(/new\?[^"]+)">Make it float first', page)
+    assert offered is not None
+    assert 'id="quantized"' in shown(sqlite_front, f"/new?model_id={made}")
+    assert 'id="quantized"' not in shown(sqlite_front, html.unescape(offered[1]))
+    form = Form(shown(sqlite_front, f"/new?model_id={made}")).fields | {"action": ["dequantize"]}
+    page = sqlite_front.http.post("/new", data=form, headers={"Accept": "text/html"}).text
+    assert "dequantize" in page and 'id="quantized"' not in page
 
 
 def test_a_change_that_somebody_else_was_faster_with_is_asked_for_again(sqlite_front: Front) -> None:
