@@ -47,6 +47,7 @@ from service.names.repository import ResourceQuery
 from service.names.service import get, list_page, waited_for
 from service.presets.catalog import GROUPS, entries, group_of
 from service.principal import Principal
+from service.reports import figures
 from service.resources import ResourceNotFoundError, ResourceNotReadyError, ResourceRejectedError
 from service.tables import Dataset, Model
 
@@ -388,7 +389,7 @@ def _quantized(app: AppState, tenant_id: str, draft: JobDraft) -> tuple[str, boo
 
 def _words(row: Model | Dataset) -> str:
     samples = (row.outline or {}).get("samples")
-    return f"{row.name}@{row.version}" + (f" · {samples} samples" if samples else "")
+    return f"{row.name}@{row.version}" + (f" · {figures.count(samples, 'sample')}" if samples else "")
 
 
 async def _page(

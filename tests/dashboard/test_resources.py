@@ -84,8 +84,10 @@ def test_a_dataset_gets_a_version_with_other_preprocessing_of_the_same_file(sqli
     path = posted(sqlite_front, f"/datasets/{made}/preprocessing", preprocessing=json.dumps(spec))
     before, after = (sqlite_front.http.get(f"/v1{one}").json() for one in (f"/datasets/{made}", path))
     assert (after["name"], after["version"], after["sha256"]) == (before["name"], 2, before["sha256"])
-    assert after["fed_as"] == "fed to the model as NCHW, (x × 0.0625 − 0.5) / 0.25"
+    assert after["fed_as"] == "fed to the model as NCHW (stored as NHWC), (x × 0.0625 − 0.5) / 0.25"
     assert after["fed_as"] in shown(sqlite_front, path)
+    path = posted(sqlite_front, f"/datasets/{made}/preprocessing", preprocessing_name="imagenet_tf", preprocessing="")
+    assert "x × 0.007843 − 1" in shown(sqlite_front, path)
     assert "preprocessing" in posted(sqlite_front, f"/datasets/{made}/preprocessing", 422, preprocessing="{no JSON")
 
 
