@@ -215,8 +215,7 @@ def check_float(model: ModelSummary, spec: PreparationSpec | None = None, *, poi
     Raises:
         AlreadyQuantizedError: pointing at the model.
     """
-    found = quantized_ops(model.op_counts)
-    beyond = [op for op in found if op not in UNDONE_OP_TYPES]
+    found, beyond = quantized_ops(model.op_counts), staying_ops(model.op_counts)
     if not found or (spec is not None and spec.dequantize and not beyond):
         return
     raise AlreadyQuantizedError(
@@ -232,12 +231,17 @@ def quantized_ops(op_counts: Mapping[str, int]) -> list[str]:
     return sorted(op for op in op_counts if is_quantized_op(op))
 
 
+def staying_ops(op_counts: Mapping[str, int]) -> list[str]:
+    """Quantized operators of a model that ``preparation.dequantize`` cannot undo."""
+    return [op for op in quantized_ops(op_counts) if op not in UNDONE_OP_TYPES]
+
+
 def model_notes(op_counts: Mapping[str, int]) -> tuple[str, ...]:
     """What to know about a model before a job runs: that it is already quantized."""
     found = quantized_ops(op_counts)
     if not found:
         return ()
-    hint = already_quantized_hint(op for op in found if op not in UNDONE_OP_TYPES)
+    hint = already_quantized_hint(found)
     words = f"The model is already quantized: it contains {_counted(op_counts, found)}."
     return (f"{words} To quantize, {hint[:1].lower()}{hint[1:]}",)
 

@@ -18,7 +18,7 @@ _IMAGE_AXES = 4
 
 
 def fed_as(spec: PreprocessingSpec) -> str:
-    """Such as "fed to the model as NCHW, x × 0.0625"."""
+    """Such as "fed to the model as NCHW (stored as NHWC), x × 0.0625"."""
     parts = [] if spec.pictures is None else _picture(spec.pictures)
     parts += [] if spec.sounds is None else ["decoded sounds"]
     inputs = [(name, words) for name, one in spec.inputs.items() if (words := _input(one))]
@@ -66,7 +66,8 @@ def _picture(spec: PictureSpec) -> list[str]:
 def _input(spec: InputSpec) -> str:
     words = [] if spec.array is None else [f"array {spec.array}"]
     if spec.layout is not None:
-        words.append(spec.model_layout)
+        stored = "" if spec.layout == spec.model_layout else f" (stored as {spec.layout})"
+        words.append(spec.model_layout + stored)
     if spec.channel_order == "bgr":
         words.append("BGR")
     if not spec.is_identity:

@@ -56,6 +56,12 @@ def titles(jobs: Sequence[ComparedJob], datasets: Mapping[str, str]) -> list[str
     return [", ".join(words) for words in zip(*differing, strict=True)]
 
 
+def targets(found: Comparison) -> list[str]:
+    """The targets of the jobs in their order, of each what it is called; empty where all have the same one."""
+    row = next((one for one in found.config_differences if one.pointer == "/target"), None)
+    return [] if row is None else ["none" if one is None else name(one) for one in row.values]
+
+
 class Cell(NamedTuple):
     """A figure of one job, and how it compares with that of the baseline."""
 

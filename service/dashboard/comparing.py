@@ -53,7 +53,15 @@ async def compare_jobs(
             lambda: jobs.list_page(app, principal.tenant_id, query, after=None, limit=_OFFERED)
         )
         offered = [one for one in map(job_listed, views) if one.figures is not None]
-        return page(request, "compare_choose.html.jinja", jobs=offered, chosen=asked)
+        return page(
+            request,
+            "compare_choose.html.jinja",
+            jobs=offered,
+            chosen=asked,
+            baseline=baseline,
+            choosing=True,
+            with_baseline=True,
+        )
     if len(asked) > MOST_JOBS or any(len(one) > 64 for one in asked):
         raise InvalidRequestError(
             f"A comparison has at most {MOST_JOBS} jobs, and an ID at most 64 characters.", query="job"
@@ -98,6 +106,7 @@ def _shown(found: Comparison, datasets: dict[str, str]) -> dict[str, Any]:
         "jobs": found.jobs,
         "letters": letters,
         "titles": titles,
+        "targets": compared.targets(found),
         "recipe_of": compared.recipe_of,
         "make_baseline": {one: with_baseline(one, (other for other in letters if other != one)) for one in letters},
         "rows": compared.rows(found),

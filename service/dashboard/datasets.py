@@ -34,6 +34,7 @@ from service.tables import Dataset
 MOST_ROWS = 30
 _WIDTH, _ROW, _NAMES, _NUMBERS = 320.0, 20.0, 130.0, 56.0
 _NAME_CHARACTERS = 18
+_MOST_BARS = 222  # of two pixels each
 _SIDE_WIDTH, _SIDE_HEIGHT = 460.0, 180.0
 _WAVE_WIDTH, _WAVE_HEIGHT = 260.0, 64.0
 
@@ -59,24 +60,28 @@ def class_rows(rows: Sequence[tuple[str, int]], label: str) -> Markup:
 
 
 def class_outline(numbers: Sequence[int], counts: Sequence[int], label: str) -> Markup:
-    """Many classes side by side, by their number, as one outline.
+    """Many classes side by side, by their number, as one outline with gaps where classes have no samples.
 
     Args:
-        numbers: of the classes, ascending.
+        numbers: of the classes that have samples, ascending.
         counts: samples of each.
         label: the picture in words.
     """
     left, right, top, bottom = 8.0, _SIDE_WIDTH - 8.0, 20.0, _SIDE_HEIGHT - 20.0
-    wide, most = (right - left) / len(counts), max(counts) or 1
+    first, each = numbers[0], -(-(numbers[-1] + 1 - numbers[0]) // _MOST_BARS)
+    sums = [0] * ((numbers[-1] - first) // each + 1)
+    for number, samples in zip(numbers, counts, strict=True):
+        sums[(number - first) // each] += samples
+    wide, most = (right - left) / len(sums), max(sums) or 1
     points = [(left, bottom)]
-    for k, size in enumerate(counts):
+    for k, size in enumerate(sums):
         height = bottom - (bottom - top) * size / most
         points += [(left + k * wide, height), (left + (k + 1) * wide, height)]
     root = charts.picture(_SIDE_WIDTH, _SIDE_HEIGHT, label)
     charts.path(root, [*points, (right, bottom)], "bar")
     charts.line(root, (left, bottom), (right, bottom), "axis")
     charts.line(root, (left, top), (right, top), "limit")
-    charts.text(root, (left, top - 6), f"{most:,} samples")
+    charts.text(root, (left, top - 6), count(most, "sample") + (f" in {each} classes" if each > 1 else ""))
     charts.text(root, (left, _SIDE_HEIGHT - 5), f"class {numbers[0]}")
     charts.text(root, (right, _SIDE_HEIGHT - 5), f"class {numbers[-1]}", anchor="end")
     return charts.drawn(root)
@@ -159,7 +164,7 @@ def _class_words(found: ClassCounts, summary: DatasetSummary) -> str:
 
 
 def _class_picture(found: ClassCounts, rows: list[tuple[int, str | None, int]]) -> Markup | None:
-    if not found.is_whole:
+    if not found.is_whole or found.fewest == found.most:
         return None
     label = f"Samples by class, {len(rows)} in all: {found.fewest} to {found.most} each; the table lists them"
     if len(rows) > MOST_ROWS:
@@ -217,6 +222,7 @@ def _facts(app: AppState, tenant_id: str, ref: str) -> tuple[Dataset, dict[str, 
         "arrays": [(name, array, shape_words(array)) for name, array in arrays[:_ARRAYS]],
         "content": content(dataset.summary),
         "arrays_more": max(0, len(arrays) - _ARRAYS),
+        "preparations": new_files.preparations(),
         "preprocessing": dataset.preprocessing.model_dump(mode="json", exclude_defaults=True),
     }
 
@@ -236,7 +242,9 @@ async def prepare_otherwise(request: Request, ref: str, app: AppDep, principal: 
     """Make the next version of the same stored file with other preprocessing."""
     form = await sent(request)
     row = await app.reads.run(lambda: get(app, DATASETS, principal.tenant_id, ref))
-    made = await new_files.dataset_again(app, principal, row, form.text("preprocessing"))
+    made = await new_files.dataset_again(
+        app, principal, row, form.text("preprocessing") or form.text("preprocessing_name")
+    )
     return see(request, f"/datasets/{made}")
 
 

@@ -22,7 +22,7 @@ from service.contracts.graph_view import (
     cut_name,
     read_graph,
 )
-from service.contracts.report import LayerFigures
+from service.contracts.report import Advice, Cause, LayerFigures
 from service.dashboard.graph_drawing import LEGENDS, By, Drawing, Links, draw, rows_by_node, told
 from service.dashboard.graph_grids import LEGEND, grid_words
 from service.dashboard.overview import Recent
@@ -62,6 +62,8 @@ class Known:
     rows: dict[str, LayerFigures]  # the report's row of each node
     view: GraphView | None  # the graph; None: there is none
     missing: str = ""  # why there is none
+    causes: tuple[Cause, ...] = ()  # of the report
+    advice: tuple[Advice, ...] = ()
 
 
 graphs: Recent[Known] = Recent(_GRAPHS)
@@ -94,7 +96,8 @@ def known(app: AppState, of: GraphSources) -> Known:
 def _read(app: AppState, of: GraphSources) -> Known:
     if is_evaluation(of.report):
         return Known((), {}, None, EVALUATION)
-    layers = whole_report(of.report).layers
+    report = whole_report(of.report)
+    layers = report.layers
     rows = rows_by_node(layers)
     if of.artifact is None:
         return Known(layers, rows, None, MISSING)
@@ -103,7 +106,7 @@ def _read(app: AppState, of: GraphSources) -> Known:
     with artifacts.open_content(app, of.artifact).stream as stream:
         data = stream.read()
     try:
-        return Known(layers, rows, read_graph(data))
+        return Known(layers, rows, read_graph(data), causes=report.causes, advice=report.advice)
     except GraphUnreadableError:
         return Known(layers, rows, None, UNREADABLE)
 
@@ -177,11 +180,15 @@ def _shown(graph: Known, of: GraphSources, wanted: Wanted) -> dict[str, Any]:
         "missing": graph.missing,
         "drawing": drawing,
         "legend": LEGENDS[wanted.by],
-        "colorings": [(word, words, wanted.address(by=word)) for word, words in _COLORINGS],
+        "colorings": [
+            (word, words, wanted.address(by=word))
+            for word, words in _COLORINGS
+            if word != "error" or any(row.error_percent is not None for row in graph.layers)
+        ],
         "opened": [] if view is None else [_closing(view, wanted, one) for one in wanted.opened],
         "panel": None
         if view is None or chosen is None
-        else _panel(view, view.nodes[chosen], graph.rows, wanted.tensor),
+        else {**_panel(view, view.nodes[chosen], graph.rows, wanted.tensor), **_blamed(graph, view.nodes[chosen])},
         "toggle": wanted.address(qdq=not wanted.qdq),
         "edges": [] if drawing is None else [(kind, LEGEND[kind]) for kind in drawing.kinds],
         "unknown_node": wanted.node if wanted.node and chosen is None else "",
@@ -194,7 +201,7 @@ def _shown(graph: Known, of: GraphSources, wanted: Wanted) -> dict[str, Any]:
     }
 
 
-_COLORINGS: tuple[tuple[By, str], ...] = (("sqnr", "SQNR"), ("precision", "Precision"))
+_COLORINGS: tuple[tuple[By, str], ...] = (("sqnr", "SQNR"), ("error", "Error contribution"), ("precision", "Precision"))
 
 
 def _drawn(graph: Known, view: GraphView, wanted: Wanted, chosen: int | None) -> Drawing:
@@ -313,6 +320,18 @@ def _panel(view: GraphView, node: GraphNode, rows: dict[str, LayerFigures], sele
             for word, values in histograms
             if values is not None
         ],
+    }
+
+
+def _blamed(graph: Known, node: GraphNode) -> dict[str, Any]:
+    """What the report blames on a node's layer, with the facts, and what it advises for it."""
+    row = graph.rows.get(node.name)
+    names = {node.name} if row is None else {cut_name(one) for one in (row.name, *row.nodes)}
+    return {
+        "causes": [
+            (cause.message, place) for cause in graph.causes for place in cause.places if cut_name(place.node) in names
+        ],
+        "advice": [one for one in graph.advice if names.intersection(map(cut_name, one.nodes))],
     }
 
 

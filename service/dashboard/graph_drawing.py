@@ -15,12 +15,14 @@ from service.contracts.report import LayerFigures
 from service.dashboard.graph_grids import LEGEND, Carried, carried, grid_words
 from service.dashboard.graph_layout import HEIGHT, WIDTH, Span, box_edges, node_edges, place, spans, with_ends
 from service.reports import charts
-from service.reports.figures import NOTHING, count, name, shown
+from service.reports.figures import NOTHING, count, name, percent, shown
 from service.reports.layers import NOT_APPLICABLE
 
-By = Literal["sqnr", "precision"]
+By = Literal["sqnr", "error", "precision"]
 # From so many dB on a box has the next class, 0 to 4.
 SQNR_STEPS_DB = (10.0, 20.0, 30.0, 40.0)
+# The same of percent of all error, the largest first.
+ERROR_STEPS_PERCENT = (25.0, 10.0, 5.0, 1.0)
 _OP_CHARACTERS, _NAME_CHARACTERS, _TITLE_CHARACTERS = 17, 29, 120
 _BITS = re.compile(r"\d+")
 _LOW_BITS, _BYTE_BITS = 4, 8
@@ -38,6 +40,15 @@ LEGENDS: dict[By, tuple[tuple[str, str], ...]] = {
         ("sqnr-4", "40 dB or more"),
         ("left", "float"),
         ("unknown", "not measured"),
+    ),
+    "error": (
+        ("sqnr-0", "25 % of all error or more"),
+        ("sqnr-1", "10 to 25 %"),
+        ("sqnr-2", "5 to 10 %"),
+        ("sqnr-3", "1 to 5 %"),
+        ("sqnr-4", "below 1 %"),
+        ("left", "float"),
+        ("unknown", "not estimated"),
     ),
     "precision": (
         ("bits-4", "4 bits or fewer"),
@@ -82,6 +93,11 @@ def sqnr_class(value: float) -> str:
     return f"sqnr-{sum(value >= step for step in SQNR_STEPS_DB)}"
 
 
+def error_class(value: float) -> str:
+    """The class of an error contribution."""
+    return f"sqnr-{sum(value < step for step in ERROR_STEPS_PERCENT)}"
+
+
 def bits(row: LayerFigures) -> int | None:
     """The fewest bits that a number of the row has; None: it is not quantized, or nobody tells."""
     if row.reason is not None:
@@ -98,6 +114,8 @@ def told(row: LayerFigures | None, by: By) -> tuple[str, str]:
         return "left", "float"
     if by == "sqnr":
         return ("unknown", NOTHING) if row.sqnr_db is None else (sqnr_class(row.sqnr_db), f"{row.sqnr_db:.1f} dB")
+    if by == "error":
+        return _told_error([row])
     fewest = bits(row)
     if fewest is None:
         return "unknown", NOTHING
@@ -105,14 +123,22 @@ def told(row: LayerFigures | None, by: By) -> tuple[str, str]:
     return _bits_class(fewest), word
 
 
+def _told_error(rows: Iterable[LayerFigures]) -> tuple[str, str]:
+    """The same of the error contribution of these rows together; a row that stands for several nodes counts once."""
+    shares = [row.error_percent for row in {row.name: row for row in rows}.values() if row.error_percent is not None]
+    return (error_class(sum(shares)), percent(sum(shares))) if shares else ("unknown", NOTHING)
+
+
 def told_group(rows: Sequence[LayerFigures | None], by: By) -> tuple[str, str]:
-    """The same of a group: of its worst node, or of that with the fewest bits."""
+    """The same of a group: of its worst node, of all error within, or of the node with the fewest bits."""
     known = [row for row in rows if row is not None and row.reason_code != NOT_APPLICABLE]
     quantized = [row for row in known if row.reason is None]
     if by == "sqnr":
         worst = min((row.sqnr_db for row in quantized if row.sqnr_db is not None), default=None)
         if worst is not None:
             return sqnr_class(worst), f"worst {worst:.1f} dB"
+    elif by == "error" and quantized:
+        return _told_error(quantized)
     else:
         fewest = min((found for row in quantized if (found := bits(row)) is not None), default=None)
         if fewest is not None:

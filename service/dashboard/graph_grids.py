@@ -21,6 +21,7 @@ LEGEND: dict[str, str] = {
     "grid-4": "4-bit integers",
     "grid-other": "other grids",
     "grid-mixed": "several grids",
+    "fused": "fused, no conversion",
     "float": "float, no Q/DQ pair",
     "whole": "not float",
 }
@@ -62,8 +63,17 @@ def carried(
     for number, tensor in enumerate(ends.outputs, start=first + len(boxes)):
         if tensor in sources:
             found[sources[tensor], number][tensor] = None
-    types = _types(view, rows)
-    return {edge: _carried(view, types, list(tensors)) for edge, tensors in found.items()}
+    types, fused = _types(view, rows), _fused(view, rows)
+    return {edge: _carried(view, types, fused, list(tensors)) for edge, tensors in found.items()}
+
+
+def _fused(view: GraphView, rows: Mapping[str, LayerFigures]) -> set[int]:
+    """The tensors that a quantized layer makes and reads itself: its kernel never stores them."""
+    makers = {tensor: rows.get(node.name) for node in view.nodes for tensor in node.outputs}
+    found = {tensor for tensor, row in makers.items() if row is not None and row.reason is None}
+    for node in view.nodes:
+        found -= {read for read in node.inputs if read is not None and makers.get(read) is not rows.get(node.name)}
+    return found - set(view.outputs)
 
 
 def _types(view: GraphView, rows: Mapping[str, LayerFigures]) -> dict[int, str]:
@@ -78,8 +88,10 @@ def _types(view: GraphView, rows: Mapping[str, LayerFigures]) -> dict[int, str]:
     return told
 
 
-def _carried(view: GraphView, types: Mapping[int, str], tensors: Sequence[int]) -> Carried:
+def _carried(view: GraphView, types: Mapping[int, str], fused: set[int], tensors: Sequence[int]) -> Carried:
     with_grid = [one for one in tensors if one in types]
+    if not with_grid and fused.issuperset(tensors):
+        return Carried("fused", "", tensors[0], len(tensors))
     if not with_grid:
         dtypes = {view.tensors[one].dtype for one in tensors}
         return Carried("float" if dtypes & {None, *_FLOATS} else "whole", "", tensors[0], len(tensors))

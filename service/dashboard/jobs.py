@@ -173,7 +173,11 @@ def _differing(job: JobOut) -> list[tuple[str, str, str]]:
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 _LIMIT = 50
 _STATES = ("queued", "running", "canceling", "succeeded", "failed", "canceled")
-_VERDICTS = ("pass", "fail", "undecided", "none")
+_OUTCOMES = {
+    **{one: verdict.outcome(one).word for one in ("pass", "fail", "undecided", "none")},
+    "collapsed": verdict.outcome("none", collapsed=True).word,
+    "critical": verdict.outcome("none", critical=True).word,
+}
 
 
 class _Filters(ListFilters):
@@ -199,7 +203,7 @@ async def list_jobs(
     query = JobQuery(
         search=asked.search or None,
         state=one_of(asked.state, _STATES, "state"),
-        verdict=one_of(asked.verdict, _VERDICTS, "verdict"),
+        outcome=one_of(asked.verdict, tuple(_OUTCOMES), "verdict"),
         preset=asked.preset or None,
         model_id=asked.model_id or None,
         labels=pairs(asked.label, "label"),
@@ -217,7 +221,7 @@ async def list_jobs(
         jobs=[job_listed(view) for view in views],
         filters=asked,
         states=[(one, STATES[one].word) for one in _STATES],
-        verdicts=[(one, verdict.outcome(one).word) for one in _VERDICTS],
+        verdicts=list(_OUTCOMES.items()),
         presets=[(one, one) for one in sorted(PRESETS)],
         next_query=next_query,
         choosing=True,

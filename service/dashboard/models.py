@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Request, Response
 
+from service.contracts.compatibility import model_notes, staying_ops
 from service.contracts.config import QuantizationConfig
 from service.contracts.graph_view import Inspection
 from service.contracts.model import ModelSummary
 from service.contracts.targets import TARGET_DESCRIPTIONS
 from service.dashboard import tradeoffs
 from service.dashboard.forms import sent
+from service.dashboard.new_job import DEQUANTIZE
 from service.dashboard.pages import PageRoute, page, see
 from service.dashboard.resources import resource_routes
 from service.deps import AppDep, AppState, PrincipalDep
@@ -77,9 +81,14 @@ def _facts(app: AppState, tenant_id: str, ref: str) -> tuple[Model, dict[str, An
     done = JobQuery(model_id=row.id, state="succeeded")
     views, more = jobs.list_page(app, tenant_id, done, after=None, limit=_ON_PLANE)
     model = model_out(row)
+    counts = {} if model.summary is None else model.summary.op_counts
+    notes = model_notes(counts)
+    floating = {"model_id": row.id, "config": json.dumps(DEQUANTIZE)}
     return row, {
         "resource": model,
         "model": model,
+        "quantized": notes[0] if notes else "",
+        "make_float": "?" + urlencode(floating) if notes and not staying_ops(counts) else "",
         "ops": [] if model.summary is None else _ops(model.summary),
         "targets": _TARGETS,
         "jobs": [job_listed(view) for view in last],

@@ -13,6 +13,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field
 from starlette.datastructures import UploadFile
 
+from service.contracts.compatibility import model_notes, staying_ops
 from service.contracts.config import parse_config, patched
 from service.contracts.dataset import PREPROCESSING_NAMES
 from service.contracts.errors import FieldProblem, InvalidRequestError, QuantmillError
@@ -46,6 +47,7 @@ from service.names.repository import ResourceQuery
 from service.names.service import get, list_page, waited_for
 from service.presets.catalog import GROUPS, entries, group_of
 from service.principal import Principal
+from service.reports import figures
 from service.resources import ResourceNotFoundError, ResourceNotReadyError, ResourceRejectedError
 from service.tables import Dataset, Model
 
@@ -56,6 +58,8 @@ _WAIT_SECONDS = 20
 _MOST_QUERY = 16 * 1024
 # What data may be given for, as the names of their fields begin.
 _ROLES = ("calibration", "evaluation")
+# The change of a config that makes a quantized model float before anything else.
+DEQUANTIZE: Document = {"preparation": {"dequantize": True}}
 # What a person can mend in the form; all else is a page of its own.
 _OTHERS = (401, 403, 429)
 # What an id or a reference may come to.
@@ -105,6 +109,8 @@ async def post_new_job(request: Request, app: AppDep, principal: PrincipalDep) -
     if draft.errors:
         return await _page(request, app, principal, draft, status=422)
     checked = None
+    if action == "dequantize":
+        draft.take(patched(draft.document, DEQUANTIZE))
     try:
         if action == "start":
             return see(request, f"/jobs/{await _started(app, principal, draft)}")
@@ -367,9 +373,23 @@ def _choices_of(app: AppState, tenant_id: str, draft: JobDraft, name: str, rows:
     return Choices(known, told, row.status)
 
 
+def _quantized(app: AppState, tenant_id: str, draft: JobDraft) -> tuple[str, bool] | None:
+    """That the chosen model is quantized already, and whether it can be made float; None: it is float, or will be."""
+    preparation = draft.document.get("preparation")
+    if not draft.get("model_id") or (isinstance(preparation, dict) and preparation.get("dequantize")):
+        return None
+    try:
+        outline = get(app, MODELS, tenant_id, draft.get("model_id")).outline or {}
+    except _UNUSABLE:
+        return None  # its field tells
+    counts = outline.get("op_counts", {})
+    notes = model_notes(counts)
+    return (notes[0], not staying_ops(counts)) if notes else None
+
+
 def _words(row: Model | Dataset) -> str:
     samples = (row.outline or {}).get("samples")
-    return f"{row.name}@{row.version}" + (f" · {samples} samples" if samples else "")
+    return f"{row.name}@{row.version}" + (f" · {figures.count(samples, 'sample')}" if samples else "")
 
 
 async def _page(
@@ -383,6 +403,7 @@ async def _page(
     hint: str = "",
 ) -> Response:
     choices = await app.reads.run(lambda: _choices(app, by.tenant_id, draft))
+    quantized = await app.reads.run(lambda: _quantized(app, by.tenant_id, draft))
     values = values_of(draft.document)
     return page(
         request,
@@ -390,6 +411,7 @@ async def _page(
         status=status,
         draft=draft,
         choices=choices,
+        quantized=quantized,
         inputs=INPUTS,
         empty=not any(one.options for one in choices.values()),
         presets=_presets(),

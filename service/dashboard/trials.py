@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
@@ -21,6 +21,7 @@ from service.deps import AppDep, AppState, PrincipalDep
 from service.jobs import records
 from service.jobs import service as jobs
 from service.jobs.events import latest_metrics
+from service.jobs.naming import ALGORITHM_NAMES
 from service.jobs.schemas import TERMINAL, JobOut
 from service.jobs.views import event_out, job_out
 from service.reports import charts
@@ -157,6 +158,8 @@ def patch_of(config: dict[str, Any], trial: TrialFigures) -> dict[str, Any]:
 # Steps of a stage that are drawn, of more of them an even choice: a picture has no more points across.
 _STEPS = 500
 _KEPT = 64
+# A figure that stages tell layer by layer, and no other.
+_OF_LAYERS = "error_left_percent"
 
 
 class Curves(NamedTuple):
@@ -179,14 +182,34 @@ def curves_of(app: AppState, tenant_id: str, job_id: str) -> Curves:
     return _drawn.get((tenant_id, job_id, newest), lambda: _draw(app, tenant_id, job_id))
 
 
+def _together(names: Sequence[str]) -> dict[str, dict[str, str]]:
+    """By title of a chart its figures by their labels: what a layer has before and after stands in one."""
+    found: dict[str, dict[str, str]] = {}
+    for name in names:
+        title, _, when = name.rpartition("_")
+        if when not in ("before", "after"):
+            title = when = name
+        title, when = (words.replace("_percent", ", %").replace("_", " ") for words in (title, when))
+        found.setdefault(title, {})[when] = name
+    return found
+
+
 def _draw(app: AppState, tenant_id: str, job_id: str) -> Curves:
     found = latest_metrics(event_out(event) for event in records.figures(app, tenant_id, job_id, most=_STEPS))
     drawn = []
     for stage, steps in found.items():
-        for name in dict.fromkeys(name for figures in steps.values() for name in figures):
-            points = [(step, value) for step, given in steps.items() if (value := given.get(name)) is not None]
-            picture = charts.curve(points, f"{stage}: {name}") if len(points) > 1 else None
+        names = list(dict.fromkeys(name for figures in steps.values() for name in figures))
+        unit = "layer" if _OF_LAYERS in names else "step"
+        for title, figures in _together(names).items():
+            lines = [
+                (label, [(step, value) for step, given in steps.items() if (value := given.get(name)) is not None])
+                for label, name in figures.items()
+            ]
+            picture = charts.curves(lines, unit) if any(len(points) > 1 for _, points in lines) else None
             if picture is not None:
-                drawn.append((stage, name, picture, points))
+                values = ((step, [given.get(name) for name in figures.values()]) for step, given in steps.items())
+                rows = [(step, some) for step, some in values if any(value is not None for value in some)]
+                title = f"{ALGORITHM_NAMES.get(stage, stage)}: {title}"
+                drawn.append((title, unit.capitalize(), list(figures), picture, rows))
     part = environment().get_template("curves_drawn.html.jinja").render(curves=drawn)
     return Curves(len(drawn), Markup(part))  # noqa: S704 - the template has escaped it

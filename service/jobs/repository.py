@@ -7,7 +7,22 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, String, and_, case, cast, delete, exists, func, insert, or_, select, text
+from sqlalchemy import (
+    ColumnElement,
+    String,
+    and_,
+    case,
+    cast,
+    delete,
+    exists,
+    false,
+    func,
+    insert,
+    not_,
+    or_,
+    select,
+    text,
+)
 from sqlalchemy.orm import Session
 
 from service.contracts.base import read_stored
@@ -49,6 +64,7 @@ class JobQuery:
     search: str | None = None
     preset: str | None = None
     verdict: str | None = None
+    outcome: str | None = None  # as lists show it: collapsed, critical, or else the verdict
     created_after: datetime | None = None
     created_before: datetime | None = None
     labels: dict[str, str] = field(default_factory=dict)
@@ -94,8 +110,9 @@ def list_page(
     if query.search is not None:
         conditions.append(_name_contains(query.search, tenant_id))
     if query.verdict is not None:
-        told = select(ReportRow.job_id).where(owned(ReportRow, tenant_id), ReportRow.verdict == query.verdict)
-        conditions.append(Job.id.in_(told))
+        conditions.append(_with_report(tenant_id, ReportRow.verdict == query.verdict))
+    if query.outcome is not None:
+        conditions.append(_with_report(tenant_id, _shown_as(query.outcome)))
     if query.created_after is not None:
         conditions.append(Job.created_at > query.created_after)
     if query.created_before is not None:
@@ -103,6 +120,22 @@ def list_page(
     conditions += [Job.labels[key].as_string() == value for key, value in query.labels.items()]
     equal = {"kind": query.kind, "model_id": query.model_id, "name": query.name, "preset": query.preset}
     return page(session, Job, conditions, after=after, limit=limit, without=(Job.config,), **equal)
+
+
+def _with_report(tenant_id: str, condition: ColumnElement[bool]) -> ColumnElement[bool]:
+    return Job.id.in_(select(ReportRow.job_id).where(owned(ReportRow, tenant_id), condition))
+
+
+def _shown_as(outcome: str) -> ColumnElement[bool]:
+    """Whether a job with this report is shown so; the order is that of ``service.reports.verdict.outcome``."""
+    collapsed = func.coalesce(ReportRow.outline["collapsed"].as_boolean(), false())
+    has_critical = func.coalesce(ReportRow.outline["critical_findings"].as_integer(), 0) > 0
+    critical = and_(has_critical, ReportRow.verdict != "fail")
+    if outcome == "collapsed":
+        return collapsed
+    return and_(
+        not_(collapsed), critical if outcome == "critical" else and_(ReportRow.verdict == outcome, not_(critical))
+    )
 
 
 def _name_contains(search: str, tenant_id: str) -> ColumnElement[bool]:

@@ -229,7 +229,14 @@ def training_curves(figures: TrainingFigures) -> list[Markup]:
 
 def curve(points: Sequence[tuple[float, float]], label: str, unit: str = "step") -> Markup | None:
     """One figure by step, or whatever ``unit`` is; None: it is of one alone."""
-    return _curves([Curve(label, "second", list(points))], None, unit)
+    return curves([(label, points)], unit)
+
+
+def curves(told: Sequence[tuple[str, Sequence[tuple[float, float]]]], unit: str = "step") -> Markup | None:
+    """One or two figures, each with its label, by step, or whatever ``unit`` is; None: they are of one alone."""
+    kinds = ("first", "second")[-len(told) :]
+    drawn = [Curve(label, kind, list(points)) for kind, (label, points) in zip(kinds, told, strict=True)]
+    return _curves(drawn, None, unit)
 
 
 def bar(share: float, kind: str = "bar") -> Markup:

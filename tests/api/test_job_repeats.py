@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import Any
 
@@ -11,13 +12,16 @@ from hypothesis import strategies as st
 from sqlalchemy import func, select
 
 from service.contracts.errors import EngineError, InvalidRequestError
+from service.contracts.report import Finding, GateClause
+from service.contracts.report.figures import SANITY
 from service.jobs import events
+from service.jobs.outcome import QuantizeOutcome
 from service.jobs.repeats import merged
 from service.tables import Artifact, JobEvent, ReportRow
 from tests.api.test_names import listed
 from tests.db.test_concurrency import at_once
 from tests.support.batches import succeed
-from tests.support.front import Front, pointers, problem, taken
+from tests.support.front import Front, make_report, pointers, problem, taken
 from tests.support.schedules import count_jobs
 
 
@@ -229,3 +233,17 @@ def test_lists_are_searched_by_name_preset_and_verdict(front: Front) -> None:
     assert found(preset="xint8") == [other]
     assert found(verdict="fail") == [nightly]
     assert found(verdict="pass", search="nightly") == [other]
+
+
+@pytest.mark.both_databases
+def test_the_page_of_jobs_is_filtered_by_the_outcome_that_it_shows(front: Front) -> None:
+    clean, lost, doubted = (front.new_job(**front.job_body()) for _ in range(3))
+    report = make_report("pass")
+    sanity = GateClause(clause=SANITY, wanted=1.0, got=0.0, holds=False)
+    critical = Finding(code="dead-channels", severity="critical", message="m", hint="h")
+    front.finish(clean, QuantizeOutcome(report, ()))
+    front.finish(lost, QuantizeOutcome(report.model_copy(update={"gate": (sanity,), "findings": (critical,)}), ()))
+    front.finish(doubted, QuantizeOutcome(report.model_copy(update={"findings": (critical,)}), ()))
+    for outcome, wanted in (("pass", clean), ("collapsed", lost), ("critical", doubted)):
+        text = front.http.get("/jobs", params={"verdict": outcome}, headers={"Accept": "text/html"}).text
+        assert re.findall(r'<a href="/jobs/(job_\w+)"', text) == [wanted], outcome

@@ -10,7 +10,7 @@ import pytest
 from service.comparison.evidence import Paired, compared_report
 from service.comparison.pairing import MeanDifference, paired
 from service.comparison.samples import Decisions
-from service.comparison.schemas import ComparedJob, ComparedPair, Comparison, PairedMetric
+from service.comparison.schemas import ComparedJob, ComparedPair, Comparison, ConfigDifference, PairedMetric
 from service.comparison.service import _paired_metrics
 from service.contracts.report import Interval
 from service.dashboard import compared
@@ -41,6 +41,13 @@ def of_job(number: int, **changes: Any) -> ComparedJob:
 )
 def test_columns_are_headed_by_what_differs(changes: dict[str, Any], wanted: list[str]) -> None:
     assert compared.titles([of_job(1), of_job(2, **changes)], {"dst_1": "val@3"}) == wanted
+
+
+def test_other_targets_are_told() -> None:
+    other = ConfigDifference(pointer="/target", values=("onnxruntime_cpu", "amd_npu_cnn"))
+    found = Comparison(jobs=(), config_differences=(other,), pairs=(), layers=(), layers_more=0)
+    assert compared.targets(found) == ["onnxruntime_cpu", "amd_npu_cnn"]
+    assert compared.targets(found.model_copy(update={"config_differences": ()})) == []
 
 
 def test_critical_findings_of_a_report_are_counted() -> None:

@@ -22,6 +22,7 @@ from service.contracts.dataset import (
     PreprocessingSpec,
 )
 from service.dashboard import datasets
+from service.dashboard.datasets import class_outline
 from tests.dashboard.test_resources import shown as page_at
 from tests.support.filled import HOSTILE_CLASS, class_counts, full_profile, profiled_summary, value_profile, waveform
 from tests.support.front import Front, dataset_summary
@@ -89,12 +90,20 @@ def test_classes_without_names_and_without_samples(sqlite_front: Front) -> None:
     assert figures(text) == [["0", "5"], ["1", "4"]]
 
 
+def test_classes_that_have_no_samples_are_gaps_of_the_outline() -> None:
+    drawn = class_outline((0, 3), (1, 2), "samples by class")
+    (points,) = re.findall(r'points="([^"]*)"', drawn)
+    heights = [float(point.split(",")[1]) for point in points.split()]
+    assert heights == [160, 90, 90, 160, 160, 160, 160, 20, 20, 160]
+
+
 def test_a_thousand_classes_are_drawn_in_one_outline_and_of_more_the_largest_told(sqlite_front: Front) -> None:
     counts = class_counts(*(1 + k % 7 for k in range(MAX_CLASSES)))
     page = shown(sqlite_front, with_profile(DataProfile(classes=counts)))
     (picture,) = pictures(part(page, "classes"))
     (outline,) = picture.iter("polyline")
-    assert len(str(outline.get("points")).split()) == 2 * MAX_CLASSES + 2
+    assert len(str(outline.get("points")).split()) == 2 * MAX_CLASSES // 5 + 2
+    assert "25 samples in 5 classes" in part(page, "classes")
     assert len(figures(part(page, "classes"))) == MAX_CLASSES
     assert len(page) < 300_000
     counts = class_counts(9, 5).model_copy(update={"distinct": MAX_CLASSES + 1, "fewest": 1})

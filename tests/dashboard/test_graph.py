@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from service.contracts.graph_view import GraphNode, GraphTensor, GraphView, TensorGrid, cut_name
 from service.dashboard.graph import EVALUATION, known, sources
-from service.dashboard.graph_drawing import bits, rows_by_node, sqnr_class, told, told_group
+from service.dashboard.graph_drawing import bits, error_class, rows_by_node, sqnr_class, told, told_group
 from service.dashboard.graph_layout import (
     HEIGHT,
     MOST_BOXES,
@@ -148,6 +148,23 @@ def test_edges_show_their_pairs_with_scale_and_zero_point(sqlite_front: Front) -
     assert "64 scales along axis 0, 0.001 to 0.5" in panel
 
 
+def test_edges_within_a_fused_layer_have_no_conversion(sqlite_front: Front) -> None:
+    grid = TensorGrid(dtype="uint8", scales=1, scale_low=0.25, scale_high=0.25, zero_point=128)
+    grids = {"in": grid, "out": grid}
+    tensors = tuple(GraphTensor(name=each, dtype="float32", grid=grids.get(each)) for each in ("in", "a", "out"))
+    nodes = (
+        GraphNode(name="conv", op="Conv", inputs=(0,), outputs=(1,)),
+        GraphNode(name="clip", op="Clip", inputs=(1,), outputs=(2,)),
+    )
+    report = full_report(layers=[layer("conv", nodes=["conv", "clip"], error_percent=30.0)])
+    job_id = job(sqlite_front, report, GraphView(inputs=(0,), outputs=(2,), tensors=tensors, nodes=nodes))
+    shown = page(sqlite_front, job_id, qdq="1", by="error")
+    (wires,) = [one for one in drawing(shown).findall("g") if one.get("class") == "wires"]
+    assert [one.get("class") for one in wires] == ["grid-u8", "fused", "grid-u8"]
+    assert "fused, no conversion" in shown
+    assert [words(box)[:2] for box in boxes(shown)] == [["Conv", "30.0 %"], ["Clip", "30.0 %"]]
+
+
 def test_a_graph_of_an_older_release_shows_the_types_of_the_report(sqlite_front: Front, full: str) -> None:
     root = drawing(page(sqlite_front, full, qdq="1"))
     (pairs,) = [one for one in root.findall("g") if one.get("class") == "pairs"]
@@ -161,6 +178,7 @@ def test_a_chosen_node_tells_all_that_is_known(sqlite_front: Front, full: str) -
     panel = text[text.index('id="node"') :]
     for fact in (
         "N × 3 × ?", "float32", "12.50 dB", "weights int8, activations uint8", "adaround +3.2 dB", "18.5 %",
+        "one scale serves channels", "the widest channel is 75 times", "Keep the two worst layers in float.",
     ):  # fmt: skip
         assert fact in panel
     assert panel.count('class="chart"') == 2
@@ -241,6 +259,9 @@ def test_classes_follow_the_figures() -> None:
     assert [told(row, "precision")[0] for row in rows] == ["bits-4", "bits-8", "left", "unknown"]
     assert told_group(rows, "sqnr") == ("sqnr-0", "worst 5.0 dB")
     assert told_group(rows, "precision") == ("bits-4", "from 4 bits")
+    assert [error_class(value) for value in (25.0, 24.9, 9.9, 1.0, 0.5)] == [f"sqnr-{k}" for k in range(5)]
+    halves = [row.model_copy(update={"error_percent": 6.0}) for row in rows[:2]]
+    assert told_group([halves[0], *halves], "error") == ("sqnr-1", "12.0 %"), "a fused row counts once"
     assert told_group(rows[2:], "sqnr") == ("left", "float")
     assert told_group([None], "sqnr") == ("unknown", "–")
 

@@ -185,6 +185,18 @@ def test_a_job_that_runs_shows_how_far_it_is(sqlite_front: Front) -> None:
     assert 'id="live"' in part
 
 
+def test_the_error_of_a_layer_before_and_after_stands_in_one_chart(sqlite_front: Front) -> None:
+    job_id = sqlite_front.new_job()
+    attempt = sqlite_front.claim(job_id).attempt
+    values = {"error_before": 0.4, "error_after": 0.1, "error_left_percent": 25.0}
+    lines = [("metric", {"stage": "adaround", "step": step, **values}) for step in (1, 2)]
+    with sqlite_front.app.database.write() as session:
+        events.append_all(session, job_id, attempt, lines)
+    part = shown(sqlite_front, f"/jobs/{job_id}/curves")
+    assert re.findall(r"<figcaption>(.*?)</figcaption>", part) == ["AdaRound: error", "AdaRound: error left, %"]
+    assert all(f'class="number">{word}</th>' in part for word in ("Layer", "Before", "After"))
+
+
 def test_a_result_is_shown_while_advice_is_tried(sqlite_front: Front) -> None:
     job_id = sqlite_front.new_job()
     attempt = sqlite_front.claim(job_id).attempt
@@ -245,7 +257,7 @@ def test_curves_are_of_the_last_attempt_and_the_page_says_from_where_the_stream_
     page = shown(sqlite_front, f"/jobs/{job_id}")
     assert f'data-after="{last}"' in page
     for text in (page, shown(sqlite_front, f"/jobs/{job_id}/curves")):
-        assert "<figcaption>adaround: error_left_percent</figcaption><svg" in text
+        assert "<figcaption>AdaRound: error left, %</figcaption><svg" in text
         assert text.count("<figcaption>") == 2
         assert "222.5" in text and "111.5" not in text
     for state in ("queued", "running", "succeeded"):

@@ -84,8 +84,10 @@ def test_a_dataset_gets_a_version_with_other_preprocessing_of_the_same_file(sqli
     path = posted(sqlite_front, f"/datasets/{made}/preprocessing", preprocessing=json.dumps(spec))
     before, after = (sqlite_front.http.get(f"/v1{one}").json() for one in (f"/datasets/{made}", path))
     assert (after["name"], after["version"], after["sha256"]) == (before["name"], 2, before["sha256"])
-    assert after["fed_as"] == "fed to the model as NCHW, (x × 0.0625 − 0.5) / 0.25"
+    assert after["fed_as"] == "fed to the model as NCHW (stored as NHWC), (x × 0.0625 − 0.5) / 0.25"
     assert after["fed_as"] in shown(sqlite_front, path)
+    path = posted(sqlite_front, f"/datasets/{made}/preprocessing", preprocessing_name="imagenet_tf", preprocessing="")
+    assert "x × 0.007843 − 1" in shown(sqlite_front, path)
     assert "preprocessing" in posted(sqlite_front, f"/datasets/{made}/preprocessing", 422, preprocessing="{no JSON")
 
 
@@ -107,7 +109,16 @@ def test_a_quantized_model_says_so(sqlite_front: Front) -> None:
         counts = {"op_counts": {"QuantizeLinear": 1}}
         row.summary, row.outline = row.summary | counts, row.outline | counts
     assert "Already quantized" in shown(sqlite_front, "/models")
-    assert "Already quantized" in shown(sqlite_front, f"/models/{made}")
+    page = shown(sqlite_front, f"/models/{made}")
+    assert "Already quantized" in page
+    assert '<a class="button quiet" href="/new?model_id=' in page, "quantizing it is not what to do first"
+    offered = re.search(r'href="(/new\?[^"]+)">Make it float first', page)
+    assert offered is not None
+    assert 'id="quantized"' in shown(sqlite_front, f"/new?model_id={made}")
+    assert 'id="quantized"' not in shown(sqlite_front, html.unescape(offered[1]))
+    form = Form(shown(sqlite_front, f"/new?model_id={made}")).fields | {"action": ["dequantize"]}
+    page = sqlite_front.http.post("/new", data=form, headers={"Accept": "text/html"}).text
+    assert "dequantize" in page and 'id="quantized"' not in page
 
 
 def test_a_change_that_somebody_else_was_faster_with_is_asked_for_again(sqlite_front: Front) -> None:
@@ -187,6 +198,9 @@ def test_an_inspection_is_asked_for_and_jobs_are_compared(sqlite_front: Front) -
     page = shown(sqlite_front, f"/compare?job={first}&job={again}&job={second}")
     assert page.index(f"/jobs/{second}") < page.index(f"/jobs/{first}"), "the source of another is the baseline"
     assert re.findall(r'name="(\w+)" value="(\w+)"[^>]* checked', chooser) == [("job", first)]
+    chooser = shown(sqlite_front, f"/compare?baseline={first}")
+    assert re.findall(r'name="(\w+)" value="(\w+)"[^>]* checked', chooser) == [("job", first), ("baseline", first)]
+    assert "Only one job is chosen." in chooser
 
 
 def test_a_batch_shows_its_members_and_the_front_as_it_grows(sqlite_front: Front) -> None:

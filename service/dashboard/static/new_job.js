@@ -119,10 +119,10 @@ const drawn = async action => {
   const answer = await fetch(`${root}/new`, { method: "POST", body: new URLSearchParams([...fields, ["action", action]]) }).catch(() => null);
   return answer && { status: answer.status, page: new DOMParser().parseFromString(await answer.text(), "text/html") };
 };
-// What was just uploaded either fits or does not: that is told before anybody starts a job.
+// What was just chosen either fits or does not: that is told before anybody starts a job.
 const check = async () => {
-  if (!value("model_id") || !value("calibration_dataset_id")) return;
-  const found = (await drawn("check"))?.page.getElementById("told");
+  if (!value("model_id")) return;
+  const found = (await drawn(value("calibration_dataset_id") ? "check" : ""))?.page.getElementById("told");
   if (found) document.getElementById("told").replaceChildren(...found.childNodes);
 };
 
@@ -149,10 +149,15 @@ for (const zone of document.querySelectorAll("[data-drop]")) {
     words.className = "";
     try {
       const resource = await makers[zone.dataset.drop]([...files], told, zone.dataset.chosen);
+      bar.remove();
       words.textContent = `✔ ${resource.name}@${resource.version} is ready${resource.fed_as ? `; ${resource.fed_as}` : ""}. It is chosen above.`;
       words.className = "good";
       input.value = "";
       await check();
+      if (zone.dataset.drop === "model" && document.getElementById("quantized")) {
+        words.textContent = `⚠ ${resource.name}@${resource.version} is already quantized. It is chosen above.`;
+        words.className = "unsure";
+      }
     } catch (error) {
       words.textContent = `✖ ${error.message}`;
       words.className = "bad";
@@ -203,6 +208,8 @@ form.querySelector("[data-send=dataset]").addEventListener("click", async event 
   if (!held.size) sayFirst("Choose a data file first.");
   for (const go of [...held.values()]) await go();
 });
+
+form.elements.model_id.addEventListener("change", check);
 
 // A preset is one of the cards, or one of the list of all others.
 const cards = [...document.querySelectorAll("input[name='c:/preset']")], others = document.getElementById("more-presets");

@@ -82,6 +82,13 @@ if (reading) {
   if (zone) read();
 }
 
+// The baseline is one of the compared jobs.
+document.getElementById("choose")?.addEventListener("change", ({ target }) => {
+  const row = target.closest("tr"), [ticked, baseline] = row.querySelectorAll("input");
+  if (target === baseline) ticked.checked = true;
+  if (target === ticked && !ticked.checked) baseline.checked = false;
+});
+
 const again = document.querySelector("[data-refresh]");
 if (again) {
   // What somebody has typed is not taken from them.

@@ -48,7 +48,6 @@ class TrainingLoop:
         inputs = context.toolkit.case.inputs
         self._augmenter = Augmenter(self._spec.augmentations, inputs, self._seed, pointer=context.pointer)
         self.oscillations: dict[str, Oscillations] = {}  # of every weight on integers, by initializer
-        self.taken, self.seconds = 0, 0.0  # steps taken by this object, and what they took
         changed = bool(self._spec.augmentations) or bool(self._losses.inner_tensors)
         keeps = self._losses.needs_teacher and not changed
         self._targets = teacher_outputs(self._networks, self._samples, self._run) if keeps else None
@@ -96,11 +95,10 @@ class TrainingLoop:
         factor = 0.0
         try:
             for place, numbers in enumerate(self._pieces(epoch)[:count]):
-                began, step = time.monotonic(), number + place
+                step = number + place
                 twin.norms_frozen = is_frozen(step, total)
                 losses.append(self._gradients(numbers, epoch, place))
                 factor = self._move(optimizer, step, total)
-                self.taken, self.seconds = self.taken + 1, self.seconds + time.monotonic() - began
                 tell(len(losses))
                 if over():
                     break

@@ -264,9 +264,7 @@ class _Trainer:
 
         def tell(done: int) -> None:
             steps = now.steps + done
-            left = self._seconds_left(steps)
-            words = f"epoch {now.epoch + 1}" + ("" if left is None else f", about {_duration(left)} left")
-            self._run.progress("qat", steps, self._budget.total, "steps", words)
+            self._run.progress("qat", steps, self._budget.total, "steps", f"epoch {now.epoch + 1}")
 
         loss, factor, done = self._loop.steps(
             optimizer,
@@ -278,11 +276,6 @@ class _Trainer:
             over=lambda: self._spec.seconds is not None and self._spent >= self._spec.seconds,
         )
         return loss, factor, now.steps + done
-
-    def _seconds_left(self, steps: int) -> float | None:
-        if not self._loop.taken:
-            return None
-        return (self._budget.total - steps) * self._loop.seconds / self._loop.taken
 
     def _project(self) -> None:
         """Bring the grids to where the target can work with them: what is validated is what would be emitted."""
@@ -355,7 +348,3 @@ def _words(figures: TrainingFigures, notes: tuple[str, ...]) -> str:
     if None not in losses:
         told += f": loss {losses[0]:.4g} -> {losses[1]:.4g}"
     return "; ".join((told, *notes))
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
