@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -13,7 +14,7 @@ from pydantic import ValidationError
 from service.contracts.validation_words import message_of
 from service.dashboard.forms import STATES, FormFields, sent
 from service.dashboard.listing import FilterWords, ListFilters, one_of, one_page, pairs
-from service.dashboard.pages import PageRoute, add_act, page, see
+from service.dashboard.pages import PageRoute, page, see
 from service.deps import AppDep, AppState, PrincipalDep
 from service.http import Conditions, CursorParameter, PreconditionFailedError, etag_of
 from service.names.aliases import service as aliases
@@ -21,7 +22,7 @@ from service.names.aliases.schemas import AliasNotFoundError, AliasOut, InvalidA
 from service.names.aliases.service import ShownAlias
 from service.names.kinds import Named, ResourceKind
 from service.names.repository import ResourceQuery
-from service.names.service import NounPatch, delete, identify, list_page, update
+from service.names.service import Dependents, NounPatch, delete, dependents, identify, list_page, update
 from service.pagination import Position
 from service.principal import Principal
 from service.tables import Dataset, Model
@@ -219,12 +220,28 @@ def resource_routes(
     @router.get(f"{base}/delete")
     async def ask_delete(request: Request, ref: str, app: AppDep, principal: PrincipalDep) -> Response:
         """Ask once more."""
-        resource_id = await app.reads.run(lambda: identify(app, kind, principal.tenant_id, ref))
-        found = await app.reads.run(lambda: aliases.of(app, kind, principal.tenant_id, resource_id))
-        needed = [one.alias for one in found if one.id == resource_id]
-        return page(request, "resource_delete.html.jinja", word=kind.word, resource_id=resource_id, needed=needed)
+        found = await app.reads.run(lambda: dependents(app, kind, principal.tenant_id, ref))
+        return page(request, "resource_delete.html.jinja", word=kind.word, found=found, unconfirmed=False)
 
-    add_act(router, f"{base}/delete", lambda app, by, ref: delete(app, by, kind, ref), f"/{kind.word}s")
+    @router.post(f"{base}/delete")
+    async def delete_resource(request: Request, ref: str, app: AppDep, principal: PrincipalDep) -> Response:
+        """Delete it, if nothing needs it; where schedules go on with an older version, once that is confirmed."""
+        confirmed = (await sent(request)).ticked("confirmed")
+
+        def remove() -> Dependents | None:
+            with suppress(kind.not_found):  # a second click: what is deleted stays so
+                found = dependents(app, kind, principal.tenant_id, ref)
+                if found.latest and not found.needs.count and not confirmed:
+                    return found
+            delete(app, principal, kind, ref)
+            return None
+
+        found = await app.writes.run(remove)
+        if found is None:
+            return see(request, f"/{kind.word}s")
+        shown = {"word": kind.word, "found": found, "unconfirmed": True}
+        return page(request, "resource_delete.html.jinja", status=409, **shown)
+
     return router
 
 

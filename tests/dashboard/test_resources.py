@@ -70,11 +70,31 @@ def test_a_noun_is_listed_shown_changed_and_deleted(sqlite_front: Front, noun: s
 
     assert "aria-invalid" in posted(sqlite_front, f"{base}/{made}/aliases", 422, alias="No Alias")
     assert posted(sqlite_front, f"{base}/{made}/aliases", alias="prod") == f"{base}/{made}"
-    assert "prod" in shown(sqlite_front, f"{base}/{made}/delete")
+    asked = shown(sqlite_front, f"{base}/{made}/delete")
+    version = sqlite_front.http.get(f"/v1{base}/{made}").json()
+    assert "prod" in asked and f"{version['name']}@{version['version']}" in asked and 'class="danger"' not in asked
     posted(sqlite_front, f"{base}/{made}/delete", 409)
     posted(sqlite_front, f"{base}/{made}/aliases/end", alias="prod")
     assert posted(sqlite_front, f"{base}/{made}/delete") == base
     shown(sqlite_front, f"{base}/{made}", 404)
+
+
+def test_schedules_that_would_go_on_with_an_older_version_are_confirmed(sqlite_front: Front) -> None:
+    older, newer, data = sqlite_front.ready_model(), sqlite_front.ready_model(), sqlite_front.ready_dataset()
+    name = sqlite_front.http.get(f"/v1/models/{newer}").json()["name"]
+    template = {"model_id": f"{name}@latest", "calibration_dataset_id": data}
+    body = {"name": "of the night", "cron": "0 3 * * *", "template": template}
+    assert sqlite_front.http.post("/v1/schedules", json=body).status_code == 201
+    path = f"/models/{newer}/delete"
+    asked = shown(sqlite_front, path)
+    assert "of the night" in asked and "required" in asked
+    assert "of the night" not in shown(sqlite_front, f"/models/{older}/delete")
+    assert "of the night" in posted(sqlite_front, path, 409)
+    assert posted(sqlite_front, path, confirmed="yes") == posted(sqlite_front, path) == "/models"
+    # the last version is held by the schedule
+    asked = shown(sqlite_front, f"/models/{older}/delete")
+    assert "of the night" in asked and 'class="danger"' not in asked
+    assert "of the night" in posted(sqlite_front, f"/models/{older}/delete", 409, confirmed="yes")
 
 
 def test_a_dataset_gets_a_version_with_other_preprocessing_of_the_same_file(sqlite_front: Front) -> None:
