@@ -7,6 +7,7 @@ import re
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import numpy as np
@@ -306,3 +307,30 @@ def test_a_card_and_the_list_of_presets_exclude_each_other(open_page: Open) -> N
     with page.expect_response("**/new"):
         card.check()
     assert others.input_value() == ""
+
+
+def test_a_session_that_has_ended_is_told_and_its_answers_are_not_shown(open_page: Open, small: str) -> None:
+    def ended(path: str) -> Any:
+        page = open_page(path).page
+        page.context.clear_cookies()
+        return page
+
+    def told(page: Any) -> None:
+        page.get_by_role("alert").get_by_text("Your session has ended.").wait_for()
+        here = page.evaluate("location.pathname + location.search")
+        link = page.locator("#signed-out a").get_attribute("href")
+        assert parse_qs(urlsplit(link).query)["next"] == [here]
+        assert page.locator("input[type=password]").count() == 0
+
+    page = ended("/schedules/new?from={succeeded}")
+    page.locator("#f-cron").fill("0 4 * * *")
+    told(page)
+    page = ended("/new")
+    page.get_by_role("radio", name="int8_accurate").check()
+    told(page)
+    drop(page, page.locator("[data-drop=model]"), "net.onnx", "model bytes")
+    page.locator("[data-drop=model] .bad").get_by_text("Your session has ended.").wait_for()
+    told(ended("/jobs/{searching}/trials"))
+    page = ended(small)
+    page.locator("svg.graph a.box").filter(has_text="/features/2").click()
+    page.wait_for_url(re.compile(r"/sign-in\?next=.*node"))
