@@ -11,8 +11,9 @@ from urllib.parse import quote
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import ValidationError
 
+from service.contracts.errors import InvalidRequestError
 from service.contracts.validation_words import message_of
-from service.dashboard.forms import STATES, FormFields, sent
+from service.dashboard.forms import STATES, FormFields, sent, told_at
 from service.dashboard.listing import FilterWords, ListFilters, one_of, one_page, pairs
 from service.dashboard.pages import PageRoute, page, see
 from service.deps import AppDep, AppState, PrincipalDep
@@ -27,6 +28,8 @@ from service.pagination import Position
 from service.principal import Principal
 from service.tables import Dataset, Model
 
+# Of the process, the tenant and a reference: the row and what its page shows beside what both kinds have.
+Facts = Callable[[AppState, str, str], tuple[Named, dict[str, Any]]]
 # Among what is wrong: somebody else was faster.
 CHANGED = "changed"
 _REJECTED = "rejected"
@@ -49,6 +52,7 @@ class Edit:
     alias: str = ""  # that is to be set
     # the alias that stands elsewhere with its entity tag, once the page has said so: it is moved knowingly
     moved: str = ""
+    preprocessing: str | None = None  # of the next version of a dataset; None: nothing is typed
     errors: dict[str, str] = field(default_factory=dict)  # by field
 
     @property
@@ -88,7 +92,12 @@ async def _listing(
     request: Request, app: AppState, tenant_id: str, kind: ResourceKind[Named], filters: Filters, cursor: str | None
 ) -> tuple[list[Named], dict[str, Any]]:
     """The rows of one page of a list, the versions of a name together, and what its template takes beside them."""
-    query = filters.query()
+    statuses = [(one, STATES[one].word) for one in STATUSES]
+    shown = {"filters": filters, "statuses": statuses, "errors": {}, "next_query": None}
+    try:
+        query = filters.query()
+    except InvalidRequestError as error:
+        return [], {**shown, "errors": {"tag": told_at(error)}, "aliases": {}, "left_out": False}
 
     def read(after: Position | None) -> tuple[tuple[list[Named], dict[str, Any]], Position | None]:
         rows, last = list_page(app, kind, tenant_id, query, after=after, limit=_LIMIT)
@@ -96,8 +105,7 @@ async def _listing(
         return (rows, {"aliases": words, "left_out": _left_out(app, kind, tenant_id, query)}), last
 
     (rows, beside), next_query = await one_page(request, app, f"{kind.word}s|{tenant_id}|{query}", cursor, read)
-    statuses = [(one, STATES[one].word) for one in STATUSES]
-    return _by_name(rows), {**beside, "filters": filters, "statuses": statuses, "next_query": next_query}
+    return _by_name(rows), {**shown, **beside, "next_query": next_query}
 
 
 def _left_out(app: AppState, kind: ResourceKind[Named], tenant_id: str, query: ResourceQuery) -> bool:
@@ -128,13 +136,48 @@ def _with_typed(edit: Edit | None, stored: Edit) -> Edit:
         return replace(edit, etag=stored.etag)  # the page shows what is stored: what is sent next knows it
     if "alias" in edit.errors:
         return replace(stored, alias=edit.alias, moved=edit.moved, errors=edit.errors)
+    if edit.preprocessing is not None:
+        return replace(stored, preprocessing=edit.preprocessing, errors=edit.errors)
     return edit
+
+
+async def shown_resource(
+    kind: ResourceKind[Named],
+    in_list: Callable[[Named], Any],
+    facts: Facts[Named],
+    request: Request,
+    app: AppState,
+    principal: Principal,
+    ref: str,
+    typed: Edit | None,
+) -> Response:
+    """The page of one.
+
+    Args:
+        kind: as of ``resource_routes``, as the two behind it.
+        in_list: likewise.
+        facts: likewise.
+        request: for the page.
+        app: of the process.
+        principal: who asks.
+        ref: an id or a reference.
+        typed: a form of the page that was sent and is not taken; None: none was.
+    """
+
+    def read() -> dict[str, Any]:
+        row, told = facts(app, principal.tenant_id, ref)
+        versions, known = _kin(app, kind, principal.tenant_id, row)
+        edit = _with_typed(typed, Edit.of(row))
+        return {"versions": [in_list(one) for one in versions], "aliases": known, "edit": edit, **told}
+
+    shown = await app.reads.run(read)
+    return page(request, f"{kind.word}.html.jinja", status=shown["edit"].status, **shown)
 
 
 def resource_routes(
     kind: ResourceKind[Named],
     in_list: Callable[[Named], Any],
-    facts: Callable[[AppState, str, str], tuple[Named, dict[str, Any]]],
+    facts: Facts[Named],
 ) -> APIRouter:
     """The routes that list, show and change models or datasets.
 
@@ -157,7 +200,7 @@ def resource_routes(
         """By name, each with its versions; the newest first."""
         rows, context = await _listing(request, app, principal.tenant_id, kind, filters, cursor)
         context[f"{kind.word}s"] = [in_list(row) for row in rows]
-        return page(request, f"{kind.word}s.html.jinja", **context)
+        return page(request, f"{kind.word}s.html.jinja", status=422 if context["errors"] else 200, **context)
 
     @router.get(base)
     async def get_resource(request: Request, ref: str, app: AppDep, principal: PrincipalDep) -> Response:
@@ -165,14 +208,7 @@ def resource_routes(
         return await show(request, app, principal, ref, None)
 
     async def show(request: Request, app: AppState, principal: Principal, ref: str, typed: Edit | None) -> Response:
-        def read() -> dict[str, Any]:
-            row, told = facts(app, principal.tenant_id, ref)
-            versions, known = _kin(app, kind, principal.tenant_id, row)
-            edit = _with_typed(typed, Edit.of(row))
-            return {"versions": [in_list(one) for one in versions], "aliases": known, "edit": edit, **told}
-
-        shown = await app.reads.run(read)
-        return page(request, f"{kind.word}.html.jinja", status=shown["edit"].status, **shown)
+        return await shown_resource(kind, in_list, facts, request, app, principal, ref, typed)
 
     @router.post(f"{base}/edit")
     async def edit(request: Request, ref: str, app: AppDep, principal: PrincipalDep) -> Response:
@@ -197,11 +233,11 @@ def resource_routes(
         try:
             elsewhere = await app.writes.run(lambda: _put(app, principal, kind, resource_id, word, told))
         except InvalidAliasError as error:
-            typed = Edit("", "", "", word, errors={"alias": error.problem().detail})
+            typed = Edit("", "", "", word, errors={"alias": told_at(error)})
             return await show(request, app, principal, ref, typed)
         if elsewhere is not None:
             said = f"{word} points to version {elsewhere.alias.version}. Press Move alias to move it here."
-            typed = Edit("", "", "", word, f"{word} {elsewhere.etag}", {"alias": said})
+            typed = Edit("", "", "", word, f"{word} {elsewhere.etag}", errors={"alias": said})
             return await show(request, app, principal, ref, typed)
         return see(request, f"/{kind.word}s/{resource_id}")
 

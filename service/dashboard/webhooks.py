@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from service.contracts.errors import InvalidRequestError
 from service.contracts.webhooks import EVENT_TYPES
-from service.dashboard.forms import FormFields, checked, field_errors, sent
+from service.dashboard.forms import FormFields, checked, field_errors, sent, told_at
 from service.dashboard.listing import one_of, one_page
 from service.dashboard.pages import PageRoute, add_act, page, see
 from service.deps import AppDep, PrincipalDep
@@ -165,7 +165,7 @@ def _stored(row: WebhookEndpoint) -> dict[str, Any]:
 
 def _errors(error: ValidationError | EgressError, typed: dict[str, Any]) -> dict[str, str]:
     if isinstance(error, EgressError):
-        return {"url": error.detail if error.hint is None else f"{error.detail} {error.hint}"}
+        return {"url": told_at(error)}
     found = field_errors(error, WebhookCreate)
     return found if typed["event_types"] else {**found, "event_types": _NONE_TICKED}
 

@@ -68,7 +68,8 @@ def test_a_noun_is_listed_shown_changed_and_deleted(sqlite_front: Front, noun: s
     posted(sqlite_front, f"{base}/{made}/edit", description="of the night", tags="a=1\nb=2")
     assert "of the night" in shown(sqlite_front, f"{base}/{made}") and made in shown(sqlite_front, f"{base}?tag=a=1")
 
-    assert "aria-invalid" in posted(sqlite_front, f"{base}/{made}/aliases", 422, alias="No Alias")
+    refused = posted(sqlite_front, f"{base}/{made}/aliases", 422, alias="No Alias")
+    assert "aria-invalid" in refused and "lower-case letters" in refused
     assert posted(sqlite_front, f"{base}/{made}/aliases", alias="prod") == f"{base}/{made}"
     asked = shown(sqlite_front, f"{base}/{made}/delete")
     version = sqlite_front.http.get(f"/v1{base}/{made}").json()
@@ -106,7 +107,22 @@ def test_a_dataset_gets_a_version_with_other_preprocessing_of_the_same_file(sqli
     assert (after["name"], after["version"], after["sha256"]) == (before["name"], 2, before["sha256"])
     assert after["fed_as"] == "fed to the model as NCHW, (x × 0.0625 − 0.5) / 0.25"
     assert after["fed_as"] in shown(sqlite_front, path)
-    assert "preprocessing" in posted(sqlite_front, f"/datasets/{made}/preprocessing", 422, preprocessing="{no JSON")
+    for wrong, told in (
+        ("{no JSON", "The preprocessing is not JSON"),
+        ('{"inputs": {"*": {"layout": "XYZ"}}}', "inputs/*/layout: "),
+        ("imagenetx", "imagenetx"),
+    ):
+        page = posted(sqlite_front, f"/datasets/{made}/preprocessing", 422, preprocessing=wrong)
+        form = Form(page, "prepare")
+        assert form["preprocessing"] == wrong and told in form.described["preprocessing"]
+
+
+def test_a_filter_that_cannot_be_read_is_told_at_its_field(sqlite_front: Front) -> None:
+    nouns(sqlite_front)
+    for path, name in (("jobs", "label"), ("models", "tag"), ("datasets", "tag")):
+        page = shown(sqlite_front, f"/{path}?{name}=no sign", 422)
+        assert page.count("Use KEY=VALUE.") == 1 and 'value="no sign"' in page and f'id="h-{name}"' in page
+        assert f"No {path}" not in page and "No matching" not in page
 
 
 def test_images_are_never_called_used_as_stored() -> None:
