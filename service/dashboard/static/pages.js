@@ -5,6 +5,20 @@ document.addEventListener("click", event => {  // of the document: buttons come 
   if (button && !confirm(button.dataset.confirm)) event.preventDefault();
 });
 
+// What is said of a field holds until the field is changed; the list of faults above says no more than the fields do.
+document.addEventListener("input", ({ target }) => {
+  const name = (target.name || "").replace(/_other$/, "");
+  for (const field of [target.closest(".wrong"), document.getElementById(`f-${name}`)?.closest(".wrong")]) {
+    if (!field) continue;
+    field.classList.remove("wrong");
+    for (const one of [field, ...field.querySelectorAll("[aria-invalid]")]) one.removeAttribute("aria-invalid");
+    field.querySelector(".hint .bad")?.remove();
+  }
+  const faults = document.getElementById("faults");
+  for (const link of faults?.querySelectorAll("li a") ?? []) if (link.getAttribute("href") === `#f-${name}`) link.closest("li").remove();
+  if (faults && !faults.querySelector("li")) faults.remove();
+});
+
 // A session that has ended answers with the page to sign in, or with 401. It is said here, and nothing of the answer is
 // shown: scripts of single pages ask this of every answer.
 const root = document.querySelector("meta[name=root]").content;
