@@ -145,6 +145,7 @@ def make(front: Front, job_id: str, **fields: str) -> httpx.Response:
 def test_a_job_becomes_a_schedule_that_runs_pauses_and_goes(sqlite_front: Front, job_id: str) -> None:
     form = sqlite_front.http.get("/schedules/new", params={"from": job_id})
     assert form.status_code == 200 and 'name="cron"' in form.text
+    assert f'<option value="{job_id}"' in sqlite_front.http.get("/schedules/new").text
     made = make(sqlite_front, job_id, max_drop="0.5", promote_to="prod")
     assert made.status_code == 303, made.text
     page = made.headers["location"]
@@ -153,11 +154,14 @@ def test_a_job_becomes_a_schedule_that_runs_pauses_and_goes(sqlite_front: Front,
     (clause,) = schedule["gate"]["clauses"]
     assert (clause["kind"], clause["metric"], clause["max_drop"]) == ("max_drop", full_report().metrics[0].name, 0.5)
     assert all("every night" in sqlite_front.http.get(path).text for path in ("/schedules", "/"))
+    listed = sqlite_front.http.get("/schedules").text
+    assert "drops by at most 0.5" in listed and "none yet" in listed and 'href="/schedules/new"' in listed
     assert "No runs yet" in sqlite_front.http.get(page).text
     for step in ("pause", "resume", "run"):
         assert sqlite_front.http.post(f"{page}/{step}", follow_redirects=False).status_code == 303
         paused = sqlite_front.http.get(f"/v1{page}").json()["paused_at"]
         assert (paused is not None) is (step == "pause")
+    assert "Running" in sqlite_front.http.get("/schedules").text
     (run,) = sqlite_front.http.get(f"/v1{page}/runs").json()["items"]
     succeed(sqlite_front, run["job_id"], full_report())
     shown = sqlite_front.http.get(page).text
@@ -216,7 +220,7 @@ def test_a_gate_that_the_form_does_not_show_stays(sqlite_front: Front, job_id: s
 def test_a_cron_expression_is_read_in_words(sqlite_front: Front, job_id: str) -> None:
     form = sqlite_front.http.get("/schedules/new", params={"from": job_id}).text
     assert 'name="timezone" type="text" value="UTC"' in form
-    assert "At 03:00 every day" in form and form.count("data-local") == 3
+    assert "At 03:00 every day" in form and form.count("data-local>") == 3
     asked = {"cron": "30 6 * * 1", "timezone": "Europe/Berlin"}
     found = sqlite_front.http.get("/schedules/reading", params=asked).text
     assert "At 06:30 on Monday" in found and "(Europe/Berlin)" in found and found.count("<time ") == 3

@@ -67,7 +67,12 @@ document.addEventListener("click", async event => {
 // Moments come in UTC; they are shown in local time, with UTC in their title.
 const clock = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
 const zoned = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "long" });
+const zoneHere = Intl.DateTimeFormat().resolvedOptions().timeZone;
 const localize = () => {
+  for (const one of document.querySelectorAll("[data-local-zone]")) {
+    one.textContent = `(${zoneHere})`;
+    delete one.dataset.localZone;
+  }
   for (const time of document.querySelectorAll("time[data-local], time[data-ago]")) {
     const at = new Date(time.dateTime);
     if ("local" in time.dataset) {
@@ -100,7 +105,7 @@ new MutationObserver(localize).observe(document.getElementById("content"), { chi
 
 // A new schedule runs in the time zone of whoever makes it.
 const zone = document.querySelector("[data-zone]");
-if (zone) zone.value = Intl.DateTimeFormat().resolvedOptions().timeZone || zone.value;
+if (zone) zone.value = zoneHere || zone.value;
 
 // What a schedule's cron expression means, while it is typed.
 const reading = document.querySelector("[data-reading]");
