@@ -68,18 +68,19 @@ class ResourceInUseError(ResourceError, status=409):
     """Base: it cannot be deleted, for something that is there needs it.
 
     Args:
-        resource_id: what was to be deleted.
+        named: what was to be deleted, by its name and version.
         needed_by: what needs it, each as a word with an id or a name; the first of them.
         count: how many there are.
     """
 
-    def __init__(self, resource_id: str, *, needed_by: Sequence[tuple[str, str]], count: int) -> None:
-        named = ", ".join(f"{word} {name}" for word, name in needed_by)
+    def __init__(self, named: str, *, needed_by: Sequence[tuple[str, str]], count: int) -> None:
+        users = ", ".join(f"{word} {name}" for word, name in needed_by)
         more = f" and {count - len(needed_by)} more" if count > len(needed_by) else ""
         super().__init__(
-            f"The {self.word} {resource_id} is in use by {named}{more}.",
+            f"The {self.word} {named} is in use by {users}{more}.",
             path_parameter=f"{self.word}_id",
-            hint="Wait for jobs and validations to end, or cancel them; move or delete the aliases.",
+            hint="Wait for jobs and validations to end, or cancel them; move or delete the aliases; change or delete "
+            "the schedules.",
             needed_by=[{"kind": word, "name": name} for word, name in needed_by],
             count=count,
         )

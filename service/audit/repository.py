@@ -6,13 +6,24 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Double, delete, func, insert, select, type_coerce, update
+from sqlalchemy import ColumnElement, Double, Select, String, cast, delete, func, insert, select, type_coerce, update
 from sqlalchemy.orm import Session
 
 from service.db import db_now
 from service.ids import new_id
-from service.repository import upsert
-from service.tables import AuditEvent, AuditHead, Base, NewAuditEvent
+from service.repository import owned, upsert
+from service.tables import (
+    AuditEvent,
+    AuditHead,
+    Base,
+    Batch,
+    Dataset,
+    Job,
+    JobSchedule,
+    Model,
+    NewAuditEvent,
+    WebhookEndpoint,
+)
 
 HEAD = "audit"
 # The hash before the first row.
@@ -154,6 +165,24 @@ def page(
     if before is not None:
         statement = statement.where(AuditEvent.seq < before)
     return list(session.scalars(statement.where(*_conditions(filters))))
+
+
+def names(session: Session, tenant_id: str, ids: Sequence[str]) -> dict[str, str]:
+    """What a tenant's objects are called, by id; of those that are gone, or have no name, nothing."""
+    asked: list[Select[str, str]] = [
+        select(table.id, table.name + "@" + cast(table.version, String)).where(owned(table, tenant_id))
+        for table in (Model, Dataset)
+    ]
+    asked += [
+        select(table.id, func.coalesce(table.name, "")).where(owned(table, tenant_id))
+        for table in (Job, Batch, JobSchedule)
+    ]
+    asked.append(select(WebhookEndpoint.id, WebhookEndpoint.url).where(owned(WebhookEndpoint, tenant_id)))
+    found: dict[str, str] = {}
+    for statement in asked:
+        place = statement.selected_columns[0]
+        found |= {row[0]: row[1] for row in session.execute(statement.where(place.in_(ids))) if row[1]}
+    return found
 
 
 def _conditions(filters: AuditFilters) -> Iterator[ColumnElement[bool]]:

@@ -69,6 +69,12 @@ def note(
     )  # fmt: skip
 
 
+def names(database: Database, tenant_id: str, ids: Sequence[str]) -> dict[str, str]:
+    """What a tenant's objects of entries are called, by id, where that is known."""
+    with database.read() as session:
+        return repository.names(session, tenant_id, ids)
+
+
 def link(database: Database) -> int:
     """Append the rows of deeds to the chain, unless somebody does so at this moment; returns how many."""
     with database.read() as session:

@@ -151,6 +151,9 @@ _IN_PYTHON: dict[str, str] = {
     "PyTorch module, module.named_modules() lists the paths.",
 }
 
+# A form has no such fields, and describes its own.
+_ON_PAGE: dict[str, str] = {"Set format: ": "Allowed file types: ", "The schema is at /docs.": ""}
+
 ROUTE = re.compile(r"(with )?`?\b((?:GET|POST|PUT|PATCH|DELETE) /v1/[\w{}@:./-]*[\w}](?:\?wait=25)?)`?")
 # What stands for a part of a path that the text does not know.
 _OPEN = re.compile(r"\{.*\}|[A-Z]+")
@@ -191,7 +194,7 @@ def for_page(text: str) -> str:
 
 def page_parts(text: str) -> Iterator[tuple[str, str | None]]:
     """The same in its parts: words, and the path of the page that they name; None: they name none that is known."""
-    end = 0
+    text, end = _replaced(text, _ON_PAGE), 0
     for found in ROUTE.finditer(text):
         entry = _entry(found[2])
         if entry is None:

@@ -29,7 +29,7 @@ _DATE = r"^(\d{4}-\d{2}-\d{2})?$"
 # Pages of what is told of, by the beginning of its id.
 _PAGES = {
     "job_": "/jobs", "mdl_": "/models", "dst_": "/datasets", "bat_": "/batches", "sch_": "/schedules",
-    "whk_": "/webhooks",
+    "whk_": "/webhooks", "key_": "/keys",
 }  # fmt: skip
 
 
@@ -79,9 +79,11 @@ def _shown(request: Request, app: AppState, principal: Principal, asked: AuditQu
     )
     tenant = seen_tenant(principal, asked.tenant or None)
     rows, more = audit.list_page(app.database, tenant, before=asked.before, limit=_LIMIT, filters=filters)
+    key_names = {one.id: one.name for one in own}
     return {
         "entries": [(row, _page_of(row, principal), changes.read(row.changes)) for row in rows],
-        "key_names": {one.id: one.name for one in own},
+        "key_names": key_names,
+        "names": key_names | audit.names(app.database, principal.tenant_id, [row.object for row in rows]),
         "asked": asked,
         "next_query": f"{root_of(request)}/audit{changed_query(request, before=rows[-1].seq)}" if more else None,
     }
@@ -106,4 +108,4 @@ def _page_of(row: AuditEvent, principal: Principal) -> str | None:
     if not is_own(principal, row.tenant_id) or row.action.endswith(".delete"):
         return None
     folder = _PAGES.get(row.object[:4])
-    return None if folder is None else f"{folder}/{row.object}"
+    return folder if folder in (None, _PAGES["key_"]) else f"{folder}/{row.object}"

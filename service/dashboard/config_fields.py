@@ -182,6 +182,19 @@ def every_slot() -> Iterator[Slot]:
         yield from group.slots
 
 
+@cache
+def labels() -> dict[str, str]:
+    """What every field of a config is called where it does not stand among those of its group."""
+    found: dict[str, str] = {}
+    for group in groups():
+        found |= {slot.name: f"{slot.label} ({group.title})" for slot in group.slots}
+        found |= {one.chooser.name: f"{one.chooser.label} ({group.title})" for one in group.unions}
+        members = [member for one in group.unions for member in one.members]
+        for member in (*members, *(group.steps.members if group.steps else ())):
+            found |= {slot.name: f"{slot.label} ({member.word})" for slot in member.slots}
+    return {**found, largest_drop().name: largest_drop().label}
+
+
 def _spec(record: type[Contract], part: str) -> tuple[Slot, ...]:
     own = tuple(slot for slot in _slots(record, (part,), "c:") if slot.path[-1] != "calibration")
     return tuple(slot for slot in own if len(slot.options) != 1)  # of one choice there is none

@@ -17,11 +17,12 @@ from service.contracts.dataset import (
     Waveform,
     Waveforms,
 )
+from service.contracts.errors import QuantmillError
 from service.contracts.report import Histogram
 from service.dashboard import new_files
-from service.dashboard.forms import sent
+from service.dashboard.forms import sent, told_at
 from service.dashboard.pages import PageRoute, see
-from service.dashboard.resources import resource_routes
+from service.dashboard.resources import Edit, resource_routes, shown_resource
 from service.datasets.service import dataset_in_list, dataset_out
 from service.deps import AppDep, AppState, PrincipalDep
 from service.names.kinds import DATASETS
@@ -204,7 +205,7 @@ def _wave(wave: Waveform, found: Waveforms, loudest: float) -> tuple[Waveform, s
 
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
-_ARRAYS = 200
+_ARRAYS, _UNPROCESSABLE = 200, 422
 
 
 def _facts(app: AppState, tenant_id: str, ref: str) -> tuple[Dataset, dict[str, Any]]:
@@ -242,9 +243,14 @@ async def prepare_otherwise(request: Request, ref: str, app: AppDep, principal: 
     """Make the next version of the same stored file with other preprocessing."""
     form = await sent(request)
     row = await app.reads.run(lambda: get(app, DATASETS, principal.tenant_id, ref))
-    made = await new_files.dataset_again(
-        app, principal, row, form.text("preprocessing") or form.text("preprocessing_name")
-    )
+    text = form.text("preprocessing")
+    try:
+        made = await new_files.dataset_again(app, principal, row, text or form.text("preprocessing_name"))
+    except QuantmillError as error:
+        if error.status != _UNPROCESSABLE:
+            raise
+        typed = Edit("", "", "", preprocessing=text or "", errors={"preprocessing": told_at(error, "/preprocessing")})
+        return await shown_resource(DATASETS, dataset_in_list, _facts, request, app, principal, ref, typed)
     return see(request, f"/datasets/{made}")
 
 

@@ -12,6 +12,7 @@ from markupsafe import Markup
 from pydantic import BaseModel, ValidationError
 
 from service.contracts.changes import NOT_REPRESENTATIVE, Change, latency_change
+from service.contracts.errors import QuantmillError
 from service.contracts.evaluation_report import ReportOutline
 from service.contracts.surfaces import for_page
 from service.contracts.validation import field_problems
@@ -65,6 +66,19 @@ async def checked(app: AppState, model: type[_Record], document: dict[str, Any])
 def field_errors(error: ValidationError, model: type[BaseModel]) -> dict[str, str]:
     """What is said at which field of a form whose fields are those of a record."""
     return {one.pointer.split("/")[1]: for_page(one.message) for one in field_problems(error, model)}
+
+
+def told_at(error: QuantmillError, field: str = "") -> str:
+    """An error as it is said at the field that it is about: what is wrong, and what to do.
+
+    Args:
+        error: of the service.
+        field: pointer of the field, whose inner places are named; blank: the whole of the error is said.
+    """
+    within = [(one.pointer.removeprefix(field).removeprefix("/"), one.message) for one in error.errors if field]
+    said = "; ".join(f"{place}: {message}" if place else message for place, message in within) or error.detail
+    ended = said if error.hint is None or said.endswith((".", "!", "?")) else f"{said}."
+    return for_page(ended if error.hint is None else f"{ended} {error.hint}")
 
 
 _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0

@@ -11,10 +11,11 @@ from fastapi import APIRouter, Query, Request, Response
 
 from service.comparison.differences import differences
 from service.contracts.config import QuantizationConfig
+from service.contracts.errors import InvalidRequestError
 from service.contracts.presets import PRESETS, find_preset
 from service.contracts.runner import RESULT_STAGE
 from service.dashboard.comparing import with_baseline
-from service.dashboard.forms import STATES, latency_of, pretty
+from service.dashboard.forms import STATES, latency_of, pretty, told_at
 from service.dashboard.listing import FilterWords, ListFilters, one_of, one_page, pairs
 from service.dashboard.pages import PageRoute, add_act, page, see
 from service.dashboard.reproduce import commands
@@ -200,24 +201,35 @@ async def list_jobs(
     cursor: CursorParameter = None,
 ) -> Response:
     """Jobs, newest first; every filter is part of the address."""
+    errors, labels = {}, {}
+    try:
+        labels = pairs(asked.label, "label")
+    except InvalidRequestError as error:
+        errors["label"] = told_at(error)
     query = JobQuery(
         search=asked.search or None,
         state=one_of(asked.state, _STATES, "state"),
         outcome=one_of(asked.verdict, tuple(_OUTCOMES), "verdict"),
         preset=asked.preset or None,
         model_id=asked.model_id or None,
-        labels=pairs(asked.label, "label"),
+        labels=labels,
     )
-    views, next_query = await one_page(
-        request,
-        app,
-        f"jobs|{principal.tenant_id}|{query}",
-        cursor,
-        lambda after: service.list_page(app, principal.tenant_id, query, after=after, limit=_LIMIT),
+    views, next_query = (
+        ([], None)
+        if errors
+        else await one_page(
+            request,
+            app,
+            f"jobs|{principal.tenant_id}|{query}",
+            cursor,
+            lambda after: service.list_page(app, principal.tenant_id, query, after=after, limit=_LIMIT),
+        )
     )
     return page(
         request,
         "jobs.html.jinja",
+        status=422 if errors else 200,
+        errors=errors,
         jobs=[job_listed(view) for view in views],
         filters=asked,
         states=[(one, STATES[one].word) for one in _STATES],

@@ -19,7 +19,7 @@ from service.contracts.dataset import PREPROCESSING_NAMES
 from service.contracts.errors import FieldProblem, InvalidRequestError, QuantmillError
 from service.contracts.presets import RECOMMENDED
 from service.dashboard import new_files
-from service.dashboard.config_fields import groups, largest_drop, parsed
+from service.dashboard.config_fields import groups, labels, largest_drop, parsed
 from service.dashboard.config_form import JSON, PRESET, Document, differing, shown_defaults, values_of
 from service.dashboard.drafts import (
     HAND_OVER,
@@ -423,6 +423,7 @@ async def _page(
         ticked=values.ticked,
         defaults=shown_defaults(draft.document),
         groups=groups(),
+        labels=labels(),
         was=json.dumps(draft.document, ensure_ascii=False),
         fields={"json": JSON, "preset": PRESET},
         checked=checked,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from functools import cache
 from importlib import resources
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlsplit
 
 from fastapi import APIRouter, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -229,6 +229,16 @@ def add_act(router: APIRouter, path: str, act: Callable[..., object], then: str 
         return see(request, (then or path.rpartition("/")[0]).format(**parts))
 
 
+def sign_in_url(request: Request) -> str:
+    """Where to sign in for this page; of a form that was sent, for the page that it stands on."""
+    seen = request.url
+    if request.method not in ("GET", "HEAD"):
+        came = urlsplit(request.headers.get("referer", ""))
+        seen = seen.replace(path=came.path, query=came.query) if came.netloc == seen.netloc else seen.replace(path="/")
+    wanted = seen.path.removeprefix(root_of(request)) + (f"?{seen.query}" if seen.query else "")
+    return f"/sign-in?next={quote(wanted, safe='')}"
+
+
 # Told to somebody who has just sent a form.
 _SIGNED_OUT = KeyNeededError(
     "You are not signed in, so nothing was changed.",
@@ -249,8 +259,7 @@ class PageRoute(APIRoute):
             except KeyNeededError:
                 if request.method not in ("GET", "HEAD"):
                     return error_page(request, _SIGNED_OUT)
-                wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-                return RedirectResponse(f"{root_of(request)}/sign-in?next={quote(wanted, safe='')}", 303)
+                return RedirectResponse(root_of(request) + sign_in_url(request), 303)
             except QuantmillError as error:
                 return error_page(request, error)
             except RequestValidationError as error:
@@ -267,7 +276,7 @@ def _address_error(error: RequestValidationError) -> InvalidRequestError:
 def error_page(request: Request, error: QuantmillError) -> Response:
     """What went wrong, for people; the status and the code are those of the API."""
     problem = error.problem(instance=request.url.path, request_id=getattr(request.state, "request_id", None))
-    answer = page(request, "error.html.jinja", status=problem.status, problem=problem)
+    answer = page(request, "error.html.jinja", status=problem.status, problem=problem, sign_in=sign_in_url(request))
     if isinstance(error, HttpError):
         answer.headers.update(error.headers())
     return answer

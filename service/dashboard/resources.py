@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -10,10 +11,11 @@ from urllib.parse import quote
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import ValidationError
 
+from service.contracts.errors import InvalidRequestError
 from service.contracts.validation_words import message_of
-from service.dashboard.forms import STATES, FormFields, sent
+from service.dashboard.forms import STATES, FormFields, sent, told_at
 from service.dashboard.listing import FilterWords, ListFilters, one_of, one_page, pairs
-from service.dashboard.pages import PageRoute, add_act, page, see
+from service.dashboard.pages import PageRoute, page, see
 from service.deps import AppDep, AppState, PrincipalDep
 from service.http import Conditions, CursorParameter, PreconditionFailedError, etag_of
 from service.names.aliases import service as aliases
@@ -21,11 +23,13 @@ from service.names.aliases.schemas import AliasNotFoundError, AliasOut, InvalidA
 from service.names.aliases.service import ShownAlias
 from service.names.kinds import Named, ResourceKind
 from service.names.repository import ResourceQuery
-from service.names.service import NounPatch, delete, identify, list_page, update
+from service.names.service import Dependents, NounPatch, delete, dependents, identify, list_page, update
 from service.pagination import Position
 from service.principal import Principal
 from service.tables import Dataset, Model
 
+# Of the process, the tenant and a reference: the row and what its page shows beside what both kinds have.
+Facts = Callable[[AppState, str, str], tuple[Named, dict[str, Any]]]
 # Among what is wrong: somebody else was faster.
 CHANGED = "changed"
 _REJECTED = "rejected"
@@ -48,6 +52,7 @@ class Edit:
     alias: str = ""  # that is to be set
     # the alias that stands elsewhere with its entity tag, once the page has said so: it is moved knowingly
     moved: str = ""
+    preprocessing: str | None = None  # of the next version of a dataset; None: nothing is typed
     errors: dict[str, str] = field(default_factory=dict)  # by field
 
     @property
@@ -87,7 +92,12 @@ async def _listing(
     request: Request, app: AppState, tenant_id: str, kind: ResourceKind[Named], filters: Filters, cursor: str | None
 ) -> tuple[list[Named], dict[str, Any]]:
     """The rows of one page of a list, the versions of a name together, and what its template takes beside them."""
-    query = filters.query()
+    statuses = [(one, STATES[one].word) for one in STATUSES]
+    shown = {"filters": filters, "statuses": statuses, "errors": {}, "next_query": None}
+    try:
+        query = filters.query()
+    except InvalidRequestError as error:
+        return [], {**shown, "errors": {"tag": told_at(error)}, "aliases": {}, "left_out": False}
 
     def read(after: Position | None) -> tuple[tuple[list[Named], dict[str, Any]], Position | None]:
         rows, last = list_page(app, kind, tenant_id, query, after=after, limit=_LIMIT)
@@ -95,8 +105,7 @@ async def _listing(
         return (rows, {"aliases": words, "left_out": _left_out(app, kind, tenant_id, query)}), last
 
     (rows, beside), next_query = await one_page(request, app, f"{kind.word}s|{tenant_id}|{query}", cursor, read)
-    statuses = [(one, STATES[one].word) for one in STATUSES]
-    return _by_name(rows), {**beside, "filters": filters, "statuses": statuses, "next_query": next_query}
+    return _by_name(rows), {**shown, **beside, "next_query": next_query}
 
 
 def _left_out(app: AppState, kind: ResourceKind[Named], tenant_id: str, query: ResourceQuery) -> bool:
@@ -127,13 +136,48 @@ def _with_typed(edit: Edit | None, stored: Edit) -> Edit:
         return replace(edit, etag=stored.etag)  # the page shows what is stored: what is sent next knows it
     if "alias" in edit.errors:
         return replace(stored, alias=edit.alias, moved=edit.moved, errors=edit.errors)
+    if edit.preprocessing is not None:
+        return replace(stored, preprocessing=edit.preprocessing, errors=edit.errors)
     return edit
+
+
+async def shown_resource(
+    kind: ResourceKind[Named],
+    in_list: Callable[[Named], Any],
+    facts: Facts[Named],
+    request: Request,
+    app: AppState,
+    principal: Principal,
+    ref: str,
+    typed: Edit | None,
+) -> Response:
+    """The page of one.
+
+    Args:
+        kind: as of ``resource_routes``, as the two behind it.
+        in_list: likewise.
+        facts: likewise.
+        request: for the page.
+        app: of the process.
+        principal: who asks.
+        ref: an id or a reference.
+        typed: a form of the page that was sent and is not taken; None: none was.
+    """
+
+    def read() -> dict[str, Any]:
+        row, told = facts(app, principal.tenant_id, ref)
+        versions, known = _kin(app, kind, principal.tenant_id, row)
+        edit = _with_typed(typed, Edit.of(row))
+        return {"versions": [in_list(one) for one in versions], "aliases": known, "edit": edit, **told}
+
+    shown = await app.reads.run(read)
+    return page(request, f"{kind.word}.html.jinja", status=shown["edit"].status, **shown)
 
 
 def resource_routes(
     kind: ResourceKind[Named],
     in_list: Callable[[Named], Any],
-    facts: Callable[[AppState, str, str], tuple[Named, dict[str, Any]]],
+    facts: Facts[Named],
 ) -> APIRouter:
     """The routes that list, show and change models or datasets.
 
@@ -156,7 +200,7 @@ def resource_routes(
         """By name, each with its versions; the newest first."""
         rows, context = await _listing(request, app, principal.tenant_id, kind, filters, cursor)
         context[f"{kind.word}s"] = [in_list(row) for row in rows]
-        return page(request, f"{kind.word}s.html.jinja", **context)
+        return page(request, f"{kind.word}s.html.jinja", status=422 if context["errors"] else 200, **context)
 
     @router.get(base)
     async def get_resource(request: Request, ref: str, app: AppDep, principal: PrincipalDep) -> Response:
@@ -164,14 +208,7 @@ def resource_routes(
         return await show(request, app, principal, ref, None)
 
     async def show(request: Request, app: AppState, principal: Principal, ref: str, typed: Edit | None) -> Response:
-        def read() -> dict[str, Any]:
-            row, told = facts(app, principal.tenant_id, ref)
-            versions, known = _kin(app, kind, principal.tenant_id, row)
-            edit = _with_typed(typed, Edit.of(row))
-            return {"versions": [in_list(one) for one in versions], "aliases": known, "edit": edit, **told}
-
-        shown = await app.reads.run(read)
-        return page(request, f"{kind.word}.html.jinja", status=shown["edit"].status, **shown)
+        return await shown_resource(kind, in_list, facts, request, app, principal, ref, typed)
 
     @router.post(f"{base}/edit")
     async def edit(request: Request, ref: str, app: AppDep, principal: PrincipalDep) -> Response:
@@ -196,11 +233,11 @@ def resource_routes(
         try:
             elsewhere = await app.writes.run(lambda: _put(app, principal, kind, resource_id, word, told))
         except InvalidAliasError as error:
-            typed = Edit("", "", "", word, errors={"alias": error.problem().detail})
+            typed = Edit("", "", "", word, errors={"alias": told_at(error)})
             return await show(request, app, principal, ref, typed)
         if elsewhere is not None:
             said = f"{word} points to version {elsewhere.alias.version}. Press Move alias to move it here."
-            typed = Edit("", "", "", word, f"{word} {elsewhere.etag}", {"alias": said})
+            typed = Edit("", "", "", word, f"{word} {elsewhere.etag}", errors={"alias": said})
             return await show(request, app, principal, ref, typed)
         return see(request, f"/{kind.word}s/{resource_id}")
 
@@ -219,12 +256,28 @@ def resource_routes(
     @router.get(f"{base}/delete")
     async def ask_delete(request: Request, ref: str, app: AppDep, principal: PrincipalDep) -> Response:
         """Ask once more."""
-        resource_id = await app.reads.run(lambda: identify(app, kind, principal.tenant_id, ref))
-        found = await app.reads.run(lambda: aliases.of(app, kind, principal.tenant_id, resource_id))
-        needed = [one.alias for one in found if one.id == resource_id]
-        return page(request, "resource_delete.html.jinja", word=kind.word, resource_id=resource_id, needed=needed)
+        found = await app.reads.run(lambda: dependents(app, kind, principal.tenant_id, ref))
+        return page(request, "resource_delete.html.jinja", word=kind.word, found=found, unconfirmed=False)
 
-    add_act(router, f"{base}/delete", lambda app, by, ref: delete(app, by, kind, ref), f"/{kind.word}s")
+    @router.post(f"{base}/delete")
+    async def delete_resource(request: Request, ref: str, app: AppDep, principal: PrincipalDep) -> Response:
+        """Delete it, if nothing needs it; where schedules go on with an older version, once that is confirmed."""
+        confirmed = (await sent(request)).ticked("confirmed")
+
+        def remove() -> Dependents | None:
+            with suppress(kind.not_found):  # a second click: what is deleted stays so
+                found = dependents(app, kind, principal.tenant_id, ref)
+                if found.latest and not found.needs.count and not confirmed:
+                    return found
+            delete(app, principal, kind, ref)
+            return None
+
+        found = await app.writes.run(remove)
+        if found is None:
+            return see(request, f"/{kind.word}s")
+        shown = {"word": kind.word, "found": found, "unconfirmed": True}
+        return page(request, "resource_delete.html.jinja", status=409, **shown)
+
     return router
 
 

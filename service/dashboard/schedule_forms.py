@@ -13,13 +13,14 @@ from service.contracts.errors import InvalidRequestError, QuantmillError
 from service.contracts.regression import MaxDrop, RegressionGate
 from service.contracts.surfaces import for_page
 from service.contracts.validation import field_problems
-from service.dashboard.forms import FormFields, checked, sent
+from service.dashboard.forms import FormFields, checked, outcome, sent
 from service.dashboard.pages import PageRoute, page, see
 from service.deps import AppDep, AppState, PrincipalDep
 from service.http import Conditions, PreconditionFailedError, etag_of
 from service.ids import is_id
 from service.jobs import service as jobs
 from service.jobs.repeats import changed_request
+from service.jobs.repository import JobQuery
 from service.jobs.schemas import JobCreate
 from service.jobs.views import job_listed
 from service.names.kinds import DATASETS, MODELS, ResourceKind
@@ -48,9 +49,15 @@ async def new_schedule(
     principal: PrincipalDep,
     job: Annotated[str, Query(alias="from", max_length=64)] = "",
 ) -> Response:
-    """The form of a schedule that repeats a job."""
+    """The form of a schedule that repeats a job, or which job that is to be."""
     if not job:
-        return see(request, "/jobs")
+        query = JobQuery(state="succeeded", kind="quantize")
+        views, _ = await app.reads.run(
+            lambda: jobs.list_page(app, principal.tenant_id, query, after=None, limit=_LISTED)
+        )
+        listed = [job_listed(view) for view in views]
+        options = [(one.id, f"{one.name or one.id}: {outcome(one).word}") for one in listed]
+        return page(request, "schedule_choose.html.jinja", options=options, most=_LISTED)
     seen = job_listed(await app.reads.run(lambda: jobs.get(app, principal.tenant_id, job)))
     name = f"{seen.model_name or 'model'} nightly"
     typed = {"name": name, "cron": "0 3 * * *", "timezone": "UTC", "max_drop": "", "promote_to": ""}

@@ -61,7 +61,10 @@ async def list_schedules(
         lambda after: service.list_page(app, principal.tenant_id, after=after, limit=_LIMIT),
     )
     shown = [schedule_listed(row) for row in rows]
-    return page(request, "schedules.html.jinja", schedules=shown, described=described, next_query=next_query)
+    runs = await app.reads.run(lambda: service.last_runs(app, principal.tenant_id, [row.id for row in rows]))
+    gates = {one.id: gate_words(one.gate, _SHARES) for one in shown}
+    told: dict[str, Any] = {"described": described, "gates": gates, "runs": runs, "next_query": next_query}
+    return page(request, "schedules.html.jinja", schedules=shown, **told)
 
 
 @router.get("/schedules/{schedule_id}")

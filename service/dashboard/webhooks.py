@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import ValidationError
 
 from service.contracts.errors import InvalidRequestError
 from service.contracts.webhooks import EVENT_TYPES
-from service.dashboard.forms import FormFields, checked, field_errors, sent
+from service.dashboard.forms import FormFields, checked, field_errors, sent, told_at
 from service.dashboard.listing import one_of, one_page
 from service.dashboard.pages import PageRoute, add_act, page, see
-from service.deps import AppDep, PrincipalDep
+from service.deps import AppDep, AppState, PrincipalDep
 from service.egress.errors import EgressError
 from service.http import Conditions, CursorParameter, PreconditionFailedError, etag_of
 from service.pagination import Position
@@ -22,6 +22,7 @@ from service.webhooks.schemas import DAY_SECONDS, WebhookChange, WebhookCreate, 
 from service.webhooks.service import delivery_out, webhook_out
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
+_Asked = TypeVar("_Asked", WebhookCreate, WebhookChange)
 _LIMIT = 50
 _STATES = ("waiting", "delivered", "failed")
 # For how long the old secret still signs, as the form offers it.
@@ -64,11 +65,9 @@ async def create_webhook(request: Request, app: AppDep, principal: PrincipalDep)
     """Make it, and show its secret this once; errors are shown at their fields, with what was typed."""
     form = await sent(request)
     typed = _typed(form)
-    try:
-        body = await checked(app, WebhookCreate, {**typed, "description": typed["description"] or None})
-        await app.lookups.run(lambda: service.check_destination(app.settings, body.url))
-    except (ValidationError, EgressError) as error:
-        return _form(request, typed, errors=_errors(error, typed))
+    body, errors = await _read(app, WebhookCreate, {**typed, "description": typed["description"] or None})
+    if body is None:
+        return _form(request, typed, errors=errors)
     made = (await app.writes.run(lambda: service.create(app, principal, body, None))).body
     return page(request, "secret_made.html.jinja", **_shown_once(made["id"], made["url"], made["secret"]))
 
@@ -115,13 +114,9 @@ async def change_webhook(request: Request, webhook_id: str, app: AppDep, princip
     row = await app.reads.run(lambda: service.get(app, principal.tenant_id, webhook_id))
     if asked["url"] == row.url:
         del asked["url"]  # one that is set anew counts as another, which has not failed yet
-    try:
-        body = await checked(app, WebhookChange, asked)
-        url = body.url
-        if url is not None:
-            await app.lookups.run(lambda: service.check_destination(app.settings, url))
-    except (ValidationError, EgressError) as error:
-        return _form(request, typed, webhook_id=webhook_id, tag=tag or "", errors=_errors(error, typed))
+    body, errors = await _read(app, WebhookChange, asked)
+    if body is None:
+        return _form(request, typed, webhook_id=webhook_id, tag=tag or "", errors=errors)
     try:
         await app.writes.run(lambda: service.change(app, principal, webhook_id, body, Conditions(tag)))
     except PreconditionFailedError:
@@ -163,11 +158,21 @@ def _stored(row: WebhookEndpoint) -> dict[str, Any]:
     return {**kept, "description": row.description or ""}
 
 
-def _errors(error: ValidationError | EgressError, typed: dict[str, Any]) -> dict[str, str]:
-    if isinstance(error, EgressError):
-        return {"url": error.detail if error.hint is None else f"{error.detail} {error.hint}"}
-    found = field_errors(error, WebhookCreate)
-    return found if typed["event_types"] else {**found, "event_types": _NONE_TICKED}
+async def _read(app: AppState, model: type[_Asked], asked: dict[str, Any]) -> tuple[_Asked | None, dict[str, str]]:
+    """What is asked for, or all that is wrong with it, by field: the URL is looked up whatever else is wrong."""
+    body, errors, url = None, {}, asked.get("url")
+    try:
+        body = await checked(app, model, asked)
+    except ValidationError as error:
+        errors = field_errors(error, WebhookCreate)
+    if url is not None and "url" not in errors:
+        try:
+            await app.lookups.run(lambda: service.check_destination(app.settings, url))
+        except EgressError as error:
+            errors["url"] = told_at(error)
+    if not asked["event_types"]:
+        errors["event_types"] = _NONE_TICKED
+    return (None if errors else body), errors
 
 
 def _groups() -> list[tuple[str, list[tuple[str, str]]]]:

@@ -17,7 +17,7 @@ from service.pagination import Position
 from service.repository import insert_of, owned, page
 from service.resources import ResourceNotFoundError
 from service.tables import Alias, Dataset, Job, JobSchedule, Model, ModelFile, NounName
-from service.tables.jobs import LIVE_STATES
+from service.tables.jobs import LIVE_STATES, USERS_KINDS
 
 # Of the version that is counted next, where the name is known already.
 _NEXT = {"last_version": NounName.last_version + 1}
@@ -312,6 +312,26 @@ def needs(session: Session, kind: ResourceKind[Named], tenant_id: str, row: Name
     first = session.execute(select(word, name).order_by(place, name).limit(MOST_TOLD))
     count = session.scalar(select(func.count()).select_from(every)) or 0
     return Needs([(str(word), str(name)) for word, name in first], count)
+
+
+def latest_schedules(session: Session, row: Named) -> list[str]:
+    """Names of schedules that run on ``NAME@latest`` and mean this version now: without it they mean an older one."""
+    table = type(row)
+    ready = select(func.max(table.version)).where(
+        owned(table, row.tenant_id), table.name == row.name, table.status == "ready", table.deleted_at.is_(None)
+    )
+    if session.scalar(ready) != row.version:
+        return []
+    places = _PLACES["model" if isinstance(row, Model) else "dataset"]
+    meant = or_(*(JobSchedule.template[place].as_string() == f"{row.name}@latest" for place in places))
+    statement = select(JobSchedule.name).where(owned(JobSchedule, row.tenant_id), meant).order_by(JobSchedule.name)
+    return list(session.scalars(statement))
+
+
+def count_jobs(session: Session, kind: ResourceKind[Named], row: Named) -> int:
+    """How many jobs that users have started ran on it, or are to."""
+    mine = (owned(Job, row.tenant_id), Job.kind.in_(USERS_KINDS), _of_job(kind, row.id))
+    return session.scalar(select(func.count()).select_from(Job).where(*mine)) or 0
 
 
 def mark_deleted(session: Session, row: Named) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from fastapi import Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
@@ -18,7 +18,7 @@ from service.idempotency.answers import Answer
 from service.ids import is_id
 from service.names import repository
 from service.names.kinds import Named, ResourceKind
-from service.names.repository import ResourceQuery
+from service.names.repository import Needs, ResourceQuery
 from service.pagination import Position
 from service.principal import Principal
 from service.resources import ResourceStatus
@@ -139,6 +139,29 @@ def update(
         return row
 
 
+class Dependents(NamedTuple):
+    """What refers to a model or a dataset that is to be deleted."""
+
+    row: Model | Dataset
+    needs: Needs  # that keep it from being deleted
+    latest: list[str]  # schedules that go on with an older version then
+    jobs: int  # of any state; they keep their results
+
+
+def dependents(app: AppState, kind: ResourceKind[Named], tenant_id: str, text: str) -> Dependents:
+    """What deleting would concern, by the same rule as ``delete``.
+
+    Raises:
+        ResourceNotFoundError: the tenant has none that is called so.
+    """
+    with app.database.read() as session:
+        row = repository.look_up(session, kind, tenant_id, text)
+        needs = repository.needs(session, kind, tenant_id, row)
+        held = {name for word, name in needs.first if word == "schedule"}
+        latest = [name for name in repository.latest_schedules(session, row) if name not in held]
+        return Dependents(row, needs, latest, repository.count_jobs(session, kind, row))
+
+
 def delete(app: AppState, by: Principal, kind: ResourceKind[Named], text: str) -> None:
     """Delete a model or a dataset that nothing needs; one that is deleted stays so.
 
@@ -170,7 +193,7 @@ def delete(app: AppState, by: Principal, kind: ResourceKind[Named], text: str) -
 def _delete_held(session: Session, by: Principal, kind: ResourceKind[Named], row: Named) -> None:
     needs = repository.needs(session, kind, by.tenant_id, row)
     if needs.count:
-        raise kind.in_use(row.id, needed_by=needs.first, count=needs.count)
+        raise kind.in_use(f"{row.name}@{row.version}", needed_by=needs.first, count=needs.count)
     repository.mark_deleted(session, row)
     note(session, by, f"{kind.word}.delete", row.id)
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import delete as deletion
-from sqlalchemy import exists, select, update
+from sqlalchemy import exists, func, select, update
 from sqlalchemy.orm import Session
 
 from service import repository
@@ -123,6 +123,14 @@ def claim(session: Session, seen: JobSchedule, plan: Plan | None) -> JobSchedule
         .returning(JobSchedule)
     )
     return session.scalar(statement, execution_options=_OPTIONS)
+
+
+def last_runs(session: Session, tenant_id: str, schedule_ids: Sequence[str]) -> dict[str, ScheduleRun]:
+    """The newest run of each schedule that has any, by the id of the schedule."""
+    mine = (owned(ScheduleRun, tenant_id), ScheduleRun.schedule_id.in_(schedule_ids))
+    newest = select(func.max(ScheduleRun.id)).where(*mine).group_by(ScheduleRun.schedule_id)
+    rows = session.scalars(select(ScheduleRun).where(ScheduleRun.id.in_(newest)))
+    return {row.schedule_id: row for row in rows}
 
 
 def remove(session: Session, schedule_id: str) -> None:

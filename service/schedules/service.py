@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, NamedTuple
@@ -76,6 +77,12 @@ def list_page(
     """One page of schedules, newest first, and the position to go on from."""
     with app.database.read() as session:
         return repository.list_page(session, tenant_id, after=after, limit=limit)
+
+
+def last_runs(app: AppState, tenant_id: str, schedule_ids: Sequence[str]) -> dict[str, ScheduleRun]:
+    """The newest run of each schedule that has any, by the id of the schedule."""
+    with app.database.read() as session:
+        return repository.last_runs(session, tenant_id, schedule_ids)
 
 
 def change(

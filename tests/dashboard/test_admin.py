@@ -66,6 +66,8 @@ def test_a_key_is_made_replaced_and_ended(closed: Front) -> None:
     assert "revoked" in page and "their-key" not in page
     log = closed.http.get("/audit").text
     assert all(word in log for word in ("key.create", "key.rotate", "key.revoke"))
+    assert f'<a href="/keys"><bdi title="{seen.id}">nightly-ci</bdi></a>' in log
+    assert f'<bdi title="{seen.id}@' in log
     assert "verify" not in log and "Open tenant" not in closed.http.get("/tenants").text
     assert closed.http.get("/audit", params={"tenant": "other"}).status_code == 403
 

@@ -70,6 +70,8 @@ def test_what_is_not_right_stands_at_its_field(guarded: Front, path: str) -> Non
             assert "✖" in answer.text.partition('id="h-events"')[2][:1200]
         else:
             assert 'aria-invalid="true"' in answer.text.partition(f'id="f-{field}"')[2][:700], (field, value)
+        if field == "cron":
+            assert answer.text.count("day of week") == answer.text.count("Not a valid cron") == 0
         for name in {"url", "cron", "open_streams", field} & {name for name, typed in fields.items() if typed != []}:
             around = answer.text.partition(f'id="f-{name}"')[2][:700]
             assert f'value="{fields[name]}"' in around or f">{fields[name]}<" in around, (field, value, name)
@@ -97,7 +99,8 @@ def test_an_address_that_is_none_is_a_page_for_browsers(sqlite_front: Front) -> 
     answer = sqlite_front.http.get("/nowhere", headers=BROWSER)
     assert answer.status_code == 404
     assert answer.headers["content-type"].startswith("text/html")
-    assert "No endpoint has the path /nowhere." in answer.text
+    assert "There is no page at <code>/nowhere</code>" in answer.text and 'href="/models"' in answer.text
+    assert "endpoint" not in answer.text
     assert "script-src 'self'" in answer.headers["content-security-policy"]
     assert answer.headers["x-frame-options"] == "DENY"
     other = sqlite_front.http.delete("/jobs", headers=BROWSER)

@@ -40,8 +40,14 @@ def test_a_good_key_opens_a_session_until_it_is_signed_out(closed: Front) -> Non
     out = closed.http.post("/sign-out")
     assert (out.status_code, out.headers["location"]) == (303, "/sign-in")
     assert closed.http.get("/jobs").status_code == 303
-    late = closed.http.post("/keys", data={"name": "ci"})
-    assert late.status_code == 401 and '<a href="/sign-in">Sign in</a>' in late.text and "Bearer" not in late.text
+    for referer, back in (
+        ("", "%2F"),
+        ("http://evil.example/keys", "%2F"),
+        (f"{closed.http.base_url}/jobs?a=b", "%2Fjobs%3Fa%3Db"),
+    ):
+        late = closed.http.post("/keys", data={"name": "ci"}, headers={"Referer": referer})
+        assert late.status_code == 401 and "Bearer" not in late.text
+        assert f'<a href="/sign-in?next={back}">Sign in</a>' in late.text
 
 
 @each("key", ["", "qm_" + "a" * 26 + "_" + "b" * 43])

@@ -68,13 +68,34 @@ def test_a_noun_is_listed_shown_changed_and_deleted(sqlite_front: Front, noun: s
     posted(sqlite_front, f"{base}/{made}/edit", description="of the night", tags="a=1\nb=2")
     assert "of the night" in shown(sqlite_front, f"{base}/{made}") and made in shown(sqlite_front, f"{base}?tag=a=1")
 
-    assert "aria-invalid" in posted(sqlite_front, f"{base}/{made}/aliases", 422, alias="No Alias")
+    refused = posted(sqlite_front, f"{base}/{made}/aliases", 422, alias="No Alias")
+    assert "aria-invalid" in refused and "lower-case letters" in refused
     assert posted(sqlite_front, f"{base}/{made}/aliases", alias="prod") == f"{base}/{made}"
-    assert "prod" in shown(sqlite_front, f"{base}/{made}/delete")
+    asked = shown(sqlite_front, f"{base}/{made}/delete")
+    version = sqlite_front.http.get(f"/v1{base}/{made}").json()
+    assert "prod" in asked and f"{version['name']}@{version['version']}" in asked and 'class="danger"' not in asked
     posted(sqlite_front, f"{base}/{made}/delete", 409)
     posted(sqlite_front, f"{base}/{made}/aliases/end", alias="prod")
     assert posted(sqlite_front, f"{base}/{made}/delete") == base
     shown(sqlite_front, f"{base}/{made}", 404)
+
+
+def test_schedules_that_would_go_on_with_an_older_version_are_confirmed(sqlite_front: Front) -> None:
+    older, newer, data = sqlite_front.ready_model(), sqlite_front.ready_model(), sqlite_front.ready_dataset()
+    name = sqlite_front.http.get(f"/v1/models/{newer}").json()["name"]
+    template = {"model_id": f"{name}@latest", "calibration_dataset_id": data}
+    body = {"name": "of the night", "cron": "0 3 * * *", "template": template}
+    assert sqlite_front.http.post("/v1/schedules", json=body).status_code == 201
+    path = f"/models/{newer}/delete"
+    asked = shown(sqlite_front, path)
+    assert "of the night" in asked and "required" in asked
+    assert "of the night" not in shown(sqlite_front, f"/models/{older}/delete")
+    assert "of the night" in posted(sqlite_front, path, 409)
+    assert posted(sqlite_front, path, confirmed="yes") == posted(sqlite_front, path) == "/models"
+    # the last version is held by the schedule
+    asked = shown(sqlite_front, f"/models/{older}/delete")
+    assert "of the night" in asked and 'class="danger"' not in asked
+    assert "of the night" in posted(sqlite_front, f"/models/{older}/delete", 409, confirmed="yes")
 
 
 def test_a_dataset_gets_a_version_with_other_preprocessing_of_the_same_file(sqlite_front: Front) -> None:
@@ -88,7 +109,22 @@ def test_a_dataset_gets_a_version_with_other_preprocessing_of_the_same_file(sqli
     assert after["fed_as"] in shown(sqlite_front, path)
     path = posted(sqlite_front, f"/datasets/{made}/preprocessing", preprocessing_name="imagenet_tf", preprocessing="")
     assert "x × 0.007843 − 1" in shown(sqlite_front, path)
-    assert "preprocessing" in posted(sqlite_front, f"/datasets/{made}/preprocessing", 422, preprocessing="{no JSON")
+    for wrong, told in (
+        ("{no JSON", "The preprocessing is not JSON"),
+        ('{"inputs": {"*": {"layout": "XYZ"}}}', "inputs/*/layout: "),
+        ("imagenetx", "imagenetx"),
+    ):
+        page = posted(sqlite_front, f"/datasets/{made}/preprocessing", 422, preprocessing=wrong)
+        form = Form(page, "prepare")
+        assert form["preprocessing"] == wrong and told in form.described["preprocessing"]
+
+
+def test_a_filter_that_cannot_be_read_is_told_at_its_field(sqlite_front: Front) -> None:
+    nouns(sqlite_front)
+    for path, name in (("jobs", "label"), ("models", "tag"), ("datasets", "tag")):
+        page = shown(sqlite_front, f"/{path}?{name}=no sign", 422)
+        assert page.count("Use KEY=VALUE.") == 1 and 'value="no sign"' in page and f'id="h-{name}"' in page
+        assert f"No {path}" not in page and "No matching" not in page
 
 
 def test_images_are_never_called_used_as_stored() -> None:

@@ -7,6 +7,7 @@ import re
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import numpy as np
@@ -306,3 +307,63 @@ def test_a_card_and_the_list_of_presets_exclude_each_other(open_page: Open) -> N
     with page.expect_response("**/new"):
         card.check()
     assert others.input_value() == ""
+
+
+def test_a_session_that_has_ended_is_told_and_its_answers_are_not_shown(open_page: Open, small: str) -> None:
+    def ended(path: str) -> Any:
+        page = open_page(path).page
+        page.context.clear_cookies()
+        return page
+
+    def told(page: Any) -> None:
+        page.get_by_role("alert").get_by_text("Your session has ended.").wait_for()
+        here = page.evaluate("location.pathname + location.search")
+        link = page.locator("#signed-out a").get_attribute("href")
+        assert parse_qs(urlsplit(link).query)["next"] == [here]
+        assert page.locator("input[type=password]").count() == 0
+
+    page = ended("/schedules/new?from={succeeded}")
+    page.locator("#f-cron").fill("0 4 * * *")
+    told(page)
+    page = ended("/new")
+    page.get_by_role("radio", name="int8_accurate").check()
+    told(page)
+    drop(page, page.locator("[data-drop=model]"), "net.onnx", "model bytes")
+    page.locator("[data-drop=model] .bad").get_by_text("Your session has ended.").wait_for()
+    told(ended("/jobs/{searching}/trials"))
+    page = ended(small)
+    page.locator("svg.graph a.box").filter(has_text="/features/2").click()
+    page.wait_for_url(re.compile(r"/sign-in\?next=.*node"))
+
+
+def test_an_error_is_gone_once_its_field_is_changed(open_page: Open) -> None:
+    page = open_page("/new").page
+    page.locator("[name='c:/evaluation/gate/max_drop']").fill("abc")
+    page.get_by_role("button", name="Start job").first.click()
+    faults, model = page.locator("#faults"), page.locator(".field", has=page.locator("#f-model_id"))
+    faults.get_by_text("Largest accuracy drop: must be a number, not 'abc'").wait_for()
+    page.wait_for_load_state("load")
+    page.locator("[name='c:/evaluation/gate/max_drop']").fill("1")
+    faults.wait_for(state="detached")
+    page.get_by_role("button", name="Start job").first.click()
+    faults.get_by_role("link", name="Model", exact=True).wait_for()
+    page.wait_for_load_state("load")
+    assert model.locator(".bad").count() == 1
+    page.locator("#f-model_id").select_option(index=1)
+    assert faults.count() == 0 and model.locator(".bad, [aria-invalid]").count() == 0
+
+
+def test_a_file_of_another_kind_is_told_in_words_of_the_form(open_page: Open) -> None:
+    page = open_page("/new").page
+    for noun, file, told in (
+        ("model", "README.md", "No .onnx file among 'README.md'."),
+        ("dataset", "net.onnx", "Unknown file extension: 'net.onnx'. Allowed file types: npz,"),
+    ):
+        zone = page.locator(f"[data-drop={noun}]").first
+        drop(page, zone, file, "bytes")
+        if noun == "dataset":
+            zone.get_by_text("Choose its preprocessing").wait_for()
+            page.get_by_role("button", name="Upload data").click()
+        zone.locator(".upload .bad").wait_for()
+        said = zone.locator(".upload").inner_text()
+        assert told in said and "/docs" not in said and "/files" not in said

@@ -29,6 +29,7 @@ PAGES = tuple(Known(*page) for page in (
     ("datasets", "/datasets"), ("dataset", "/datasets/{dataset}"), ("batches", "/batches"),
     ("batch", "/batches/{batch}"), ("schedules", "/schedules"), ("schedule", "/schedules/{schedule}"),
     ("edit-schedule", "/schedules/{schedule}/edit"),
+    ("choose-schedule", "/schedules/new"),
     ("new-schedule", "/schedules/new?from={succeeded}"), ("workers", "/workers"), ("webhooks", "/webhooks"),
     ("webhook", "/webhooks/{webhook}"), ("new-webhook", "/webhooks/new"),
     ("edit-webhook", "/webhooks/{webhook}/edit"), ("keys", "/keys"), ("audit", "/audit"),

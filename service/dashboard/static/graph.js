@@ -102,11 +102,10 @@ let asked = 0, before = location.search;
 const tell = async (url, { kept = false } = {}) => {
   const mine = ++asked, box = boxOf(nodeOf(url));
   panel.setAttribute("aria-busy", "true");
-  const answer = await fetch(url, { headers: { Accept: "text/html" } }).catch(() => null);
+  const answer = await pageOf(url, { headers: { Accept: "text/html" } });
   if (mine !== asked) return;
   panel.removeAttribute("aria-busy");
-  const text = answer && answer.ok && !answer.redirected ? await answer.text() : "";
-  const fresh = new DOMParser().parseFromString(text, "text/html").getElementById("node");
+  const fresh = answer?.ok && answer.page.getElementById("node");
   if (!fresh) { location.assign(url); return; }
   panel.replaceChildren(...fresh.childNodes);
   mark(box);

@@ -71,9 +71,7 @@ const drawn = () => {  // the server draws all curves; many figures in a row are
   asked ??= setTimeout(async () => {
     asked = null;
     if (document.hidden) return document.addEventListener("visibilitychange", drawn, { once: true });
-    const answer = await fetch(`${root}/jobs/${job.dataset.id}/curves`).catch(() => null);
-    if (!answer || !answer.ok) return;
-    const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("live");
+    const fresh = (await pageOf(`${root}/jobs/${job.dataset.id}/curves`))?.page.getElementById("live");
     if (fresh) document.getElementById("live").replaceChildren(...fresh.childNodes);
   }, 2500);
 };
@@ -85,6 +83,8 @@ source.addEventListener("progress", event => {
   staged(data, attempt);
 });
 source.addEventListener("metric", drawn);
+// The browser tries again by itself unless it was refused: what with, the answer to another request says.
+source.addEventListener("error", () => { if (source.readyState === EventSource.CLOSED) drawn(); });
 source.addEventListener("log", event => {
   const { created_at: at, attempt, data } = JSON.parse(event.data);
   lines.push(`${new Date(at).toISOString()} ${attempt} ${(data.level || "info").toUpperCase()} ${data.message}`);

@@ -10,9 +10,20 @@ const ask = (path, options = {}) => {
   if (guard) headers["X-CSRF-Token"] = guard;
   return fetch(root + path, { ...options, headers });
 };
+const sentence = text => {
+  const said = text.replace(/^(the|no|a|an) /, word => word[0].toUpperCase() + word.slice(1));
+  return /[.!?]$/.test(said) ? said : `${said}.`;
+};
+// The API speaks of the fields of a request, and where they are described; here a file was chosen.
+const told = ({ detail, hint, errors }) => {
+  const said = (errors ?? []).reduce((text, { pointer, message }) => text.replace(`${pointer}: ${message}`, message), detail);
+  const then = hint?.replace("The schema is at /docs.", "").replace(/^Set format: /, "Allowed file types: ");
+  return [said, then].filter(Boolean).map(sentence).join(" ");
+};
 const answered = async answer => {
+  if (signedOut(answer)) throw new Error("Your session has ended.");
   const body = await answer.json().catch(() => ({}));
-  if (!answer.ok) throw new Error([body.detail || `The service answered ${answer.status}.`, body.hint].filter(Boolean).join(" "));
+  if (!answer.ok) throw new Error(told({ ...body, detail: body.detail || `The service answered ${answer.status}.` }));
   return body;
 };
 const post = async (path, body, headers) => answered(await ask(path, { method: "POST", body: JSON.stringify(body), headers }));
@@ -42,7 +53,7 @@ const ready = async (path, words) => {
   for (;;) {
     const resource = await answered(await ask(`${path}?wait=25`));
     if (resource.status === "ready") return resource;
-    if (resource.status === "rejected") throw new Error(resource.problems.map(one => [one.detail, one.hint].filter(Boolean).join(" ")).join(" "));
+    if (resource.status === "rejected") throw new Error(resource.problems.map(told).join(" "));
     words(resource.waiting ? `${resource.waiting.message} ${resource.waiting.hint}` : "Validating ...");
   }
 };
@@ -56,6 +67,7 @@ const choose = (name, resource) => {
   }
   select.value = resource.id;
   form.elements[`${name}_other`].value = "";
+  select.dispatchEvent(new Event("input", { bubbles: true }));
 };
 
 const value = name => form.elements[name].value.trim();
@@ -116,8 +128,7 @@ const described = async file => {
 // The whole page as the server has it for what the form holds now; null where there is none.
 const drawn = async action => {
   const fields = [...new FormData(form)].filter(([, one]) => typeof one === "string");
-  const answer = await fetch(`${root}/new`, { method: "POST", body: new URLSearchParams([...fields, ["action", action]]) }).catch(() => null);
-  return answer && { status: answer.status, page: new DOMParser().parseFromString(await answer.text(), "text/html") };
+  return pageOf(`${root}/new`, { method: "POST", body: new URLSearchParams([...fields, ["action", action]]) });
 };
 // What was just chosen either fits or does not: that is told before anybody starts a job.
 const check = async () => {

@@ -5,6 +5,43 @@ document.addEventListener("click", event => {  // of the document: buttons come 
   if (button && !confirm(button.dataset.confirm)) event.preventDefault();
 });
 
+// What is said of a field holds until the field is changed; the list of faults above says no more than the fields do.
+document.addEventListener("input", ({ target }) => {
+  const name = (target.name || "").replace(/_other$/, "");
+  for (const field of [target.closest(".wrong"), document.getElementById(`f-${name}`)?.closest(".wrong")]) {
+    if (!field) continue;
+    field.classList.remove("wrong");
+    for (const one of [field, ...field.querySelectorAll("[aria-invalid]")]) one.removeAttribute("aria-invalid");
+    field.querySelector(".hint .bad")?.remove();
+  }
+  const faults = document.getElementById("faults");
+  for (const link of faults?.querySelectorAll("li a") ?? []) if (link.getAttribute("href") === `#f-${name}`) link.closest("li").remove();
+  if (faults && !faults.querySelector("li")) faults.remove();
+});
+
+// A session that has ended answers with the page to sign in, or with 401. It is said here, and nothing of the answer is
+// shown: scripts of single pages ask this of every answer.
+const root = document.querySelector("meta[name=root]").content;
+globalThis.signedOut = answer => {
+  const asked = answer?.redirected && new URL(answer.url).pathname === `${root}/sign-in`;
+  if (!asked && answer?.status !== 401) return false;
+  if (document.getElementById("signed-out")) return true;
+  const told = Object.assign(document.createElement("p"), { id: "signed-out", className: "finding critical" });
+  const here = location.pathname.slice(root.length) + location.search;
+  const link = Object.assign(document.createElement("a"), { href: `${root}/sign-in?next=${encodeURIComponent(here)}`, textContent: "Sign in" });
+  told.setAttribute("role", "alert");
+  told.append("Your session has ended. ", link);
+  document.getElementById("content").prepend(told);
+  return true;
+};
+// A page, or a part of one, that is shown in this one; null where there is none.
+globalThis.pageOf = async (url, options) => {
+  const answer = await fetch(url, options).catch(() => null);
+  if (!answer || signedOut(answer) || answer.redirected) return null;
+  const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+  return { ok: answer.ok, status: answer.status, page };
+};
+
 // What was copied is said in one place for those who do not see the button.
 const said = Object.assign(document.createElement("p"), { className: "unseen", role: "status" });
 document.body.append(said);
@@ -30,7 +67,12 @@ document.addEventListener("click", async event => {
 // Moments come in UTC; they are shown in local time, with UTC in their title.
 const clock = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
 const zoned = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "long" });
+const zoneHere = Intl.DateTimeFormat().resolvedOptions().timeZone;
 const localize = () => {
+  for (const one of document.querySelectorAll("[data-local-zone]")) {
+    one.textContent = `(${zoneHere})`;
+    delete one.dataset.localZone;
+  }
   for (const time of document.querySelectorAll("time[data-local], time[data-ago]")) {
     const at = new Date(time.dateTime);
     if ("local" in time.dataset) {
@@ -63,7 +105,7 @@ new MutationObserver(localize).observe(document.getElementById("content"), { chi
 
 // A new schedule runs in the time zone of whoever makes it.
 const zone = document.querySelector("[data-zone]");
-if (zone) zone.value = Intl.DateTimeFormat().resolvedOptions().timeZone || zone.value;
+if (zone) zone.value = zoneHere || zone.value;
 
 // What a schedule's cron expression means, while it is typed.
 const reading = document.querySelector("[data-reading]");
@@ -75,8 +117,8 @@ if (reading) {
     await new Promise(done => setTimeout(done, 300));
     if (mine !== turn) return;
     const query = new URLSearchParams({ cron: cron.value, timezone: timezone.value });
-    const answer = await fetch(`${reading.dataset.reading}?${query}`).catch(() => null);
-    if (mine === turn && answer?.ok) reading.innerHTML = await answer.text();
+    const answer = await pageOf(`${reading.dataset.reading}?${query}`);
+    if (mine === turn && answer?.ok) reading.replaceChildren(...answer.page.body.childNodes);
   };
   form.addEventListener("input", ({ target }) => { if (target === cron || target === timezone) read(); });
   if (zone) read();
@@ -95,9 +137,9 @@ if (again) {
   const typed = () => [...again.querySelectorAll("input, textarea")].some(one => one.value !== one.defaultValue || one.checked !== one.defaultChecked);
   const refresh = async () => {
     if (document.hidden || typed()) return;
-    const answer = await fetch(location.href, { headers: { Accept: "text/html" } }).catch(() => null);
-    if (!answer || !answer.ok || answer.redirected) return;
-    const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("[data-refresh]");
+    const answer = await pageOf(location.href, { headers: { Accept: "text/html" } });
+    if (!answer?.ok) return;
+    const fresh = answer.page.querySelector("[data-refresh]");
     if (!fresh) return location.reload();  // what was waited for has ended: the page is another one now
     if (!again.contains(document.activeElement)) again.replaceChildren(...fresh.childNodes);
   };
