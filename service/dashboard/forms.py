@@ -73,12 +73,12 @@ def told_at(error: QuantmillError, field: str = "") -> str:
 
     Args:
         error: of the service.
-        field: pointer of the field, whose inner places are named; blank: the whole of the error is said.
+        field: pointer of the field, whose inner places are named, and which says itself what to do; blank: none.
     """
     within = [(one.pointer.removeprefix(field).removeprefix("/"), one.message) for one in error.errors if field]
-    said = "; ".join(f"{place}: {message}" if place else message for place, message in within) or error.detail
-    ended = said if error.hint is None or said.endswith((".", "!", "?")) else f"{said}."
-    return for_page(ended if error.hint is None else f"{ended} {error.hint}")
+    if within:
+        return for_page("; ".join(f"{place}: {message}" if place else message for place, message in within))
+    return for_page(error.detail if error.hint is None else f"{error.detail} {error.hint}")
 
 
 _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
