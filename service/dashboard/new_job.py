@@ -105,12 +105,10 @@ async def post_new_job(request: Request, app: AppDep, principal: PrincipalDep) -
     """Check the job, start it, or carry its config from the form into the JSON or back."""
     posted, _ = await _posted(request, app, principal)
     action = posted.get("action", ["check"])[0]
-    draft = await app.checks.run(lambda: posted_draft(posted, action))
+    draft = await app.checks.run(lambda: _dequantizing(posted_draft(posted, action), action))
     if draft.errors:
         return await _page(request, app, principal, draft, status=422)
     checked = None
-    if action == "dequantize":
-        draft.take(patched(draft.document, DEQUANTIZE))
     try:
         if action == "start":
             return see(request, f"/jobs/{await _started(app, principal, draft)}")
@@ -121,6 +119,13 @@ async def post_new_job(request: Request, app: AppDep, principal: PrincipalDep) -
     except QuantmillError as error:
         return await _refused(request, app, principal, draft, error)
     return await _page(request, app, principal, draft, checked=checked)
+
+
+def _dequantizing(draft: JobDraft, action: str) -> JobDraft:
+    """The draft; with its model made float first, where that was asked for."""
+    if action == "dequantize" and not draft.errors:
+        draft.take(patched(draft.document, DEQUANTIZE))
+    return draft
 
 
 @router.post("/new/model")

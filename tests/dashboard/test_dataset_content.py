@@ -79,7 +79,7 @@ def test_classes_values_and_waveforms_are_drawn(sqlite_front: Front) -> None:
         points = [point.split(",") for line in one.iter("polyline") for point in str(line.get("points")).split()]
         heights.append(max(float(y) for _, y in points) - min(float(y) for _, y in points))
     assert heights == pytest.approx([0, 15, 30, 45, 60], abs=0.2), "on one scale"
-    assert figures(waves)[4] == ["4", "1.00 s", "-8000", "8000", "24.4 % of full scale"]
+    assert figures(waves)[4] == ["4", "1.00 s", "−8000", "8000", "24.4 % of full scale"]
 
 
 def test_classes_without_names_and_without_samples(sqlite_front: Front) -> None:
