@@ -217,10 +217,10 @@ def latency_change_of(latency: LatencyFigures) -> Change:
 
 
 def p_words(p_value: float | None) -> str:
-    """A p-value for people, such as "p = 0.043": below a thousandth its size tells nobody anything."""
+    """A p-value for people, such as "p = 0.0432": below a thousandth its size tells nobody anything."""
     if p_value is None:
         return ""
-    return "p < 0.001" if p_value < _LEAST_P else f"p = {p_value:.2g}"
+    return "p < 0.001" if p_value < _LEAST_P else f"p = {p_value:.3g}"
 
 
 def ratio_words(ratio: float) -> str:

@@ -61,7 +61,7 @@ def test_ctrl_c_says_that_the_job_goes_on_and_how_to_come_back(quantmill, servic
         QUANTMILL_API_KEY=KEY, code=0,
     )  # fmt: skip
     summary = [line.split()[0] for line in done.stdout.splitlines()[:5]]
-    assert summary == ["Succeeded,", "size", "latency", "look"]
+    assert summary == ["Succeeded,", "accuracy", "size", "latency", "look"]
     verbose = quantmill("jobs", "follow", job_id, "-v", "--server", service.url, QUANTMILL_API_KEY=KEY, code=0)
     assert "fidelity  SQNR" in verbose.stdout
     report = Report.model_validate_json((tmp_path / "r.json").read_text())

@@ -92,7 +92,7 @@ def test_an_outlined_change_has_a_colour_only_if_it_was_tested(significant: bool
 
 @pytest.mark.parametrize(
     ("p_value", "words"),
-    [(5.22e-199, "p < 0.001"), (0.00099, "p < 0.001"), (0.0012, "p = 0.0012"), (0.0456, "p = 0.046"), (1.0, "p = 1")],
+    [(5.22e-199, "p < 0.001"), (0.00099, "p < 0.001"), (0.0012, "p = 0.0012"), (0.0456, "p = 0.0456"), (1.0, "p = 1")],
 )
 def test_a_p_value_in_words(p_value: float, words: str) -> None:
     assert p_words(p_value) == words
