@@ -370,7 +370,7 @@ def evaluation(**changes: Any) -> str:
 
 def test_the_change_and_each_condition_of_an_evaluation_are_told() -> None:
     lines = rows_of(evaluation())
-    change = "-0.50 points (not significant) (95 % CI: -1.10 to +0.10 points), p = 0.0312"
+    change = "-0.50 points (not significant) (95 % CI: -1.10 to +0.10 points), p = 0.0311"
     assert f"top1 (%) 90.00 89.50 {change}" in lines
     assert "size 4.00 KiB 1.00 KiB 75.0 % smaller" in lines
     assert "latency 2.00 ms 1.00 ms 2.00x faster" in lines
