@@ -8,7 +8,7 @@ PIP = $(BIN)/python -m pip --quiet --disable-pip-version-check
 # Only what a lock file names, and of it only files whose hashes it holds.
 LOCKED = install --require-hashes --no-deps --requirement
 LOCKS := requirements.lock requirements-cpu.lock requirements-cuda.lock
-.PHONY: help install demo test test-fast test-long soak lint audit up guide bench screenshots lock mlflow flower moto axe clean
+.PHONY: help install demo test test-fast test-long soak lint audit up guide bench screenshots lock mlflow flower axe clean
 
 help: ## Show this help
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -86,16 +86,14 @@ lock: $(STAMP) ## Resolve the lock files from pyproject.toml (LOCK_ARGS=--upgrad
 	$(BIN)/python tools/lock.py $(LOCK_ARGS)
 
 # Beside .venv: their packages are many, and few need them. The project itself is read from the checkout.
-$(VENV)-mlflow/.installed $(VENV)-flower/.installed $(VENV)-guide/.installed $(VENV)-moto/.installed: $(VENV)-%/.installed: requirements-%.lock
+$(VENV)-mlflow/.installed $(VENV)-flower/.installed $(VENV)-guide/.installed: $(VENV)-%/.installed: requirements-%.lock
 	$(PYTHON) -m venv $(VENV)-$*
 	$(VENV)-$*/bin/python -m pip --quiet --disable-pip-version-check $(LOCKED) requirements-$*.lock
 	@touch $@
 
-mlflow: $(VENV)-mlflow/.installed ## Install the server of MLflow that the tests of the hand-over need; without it they skip
+mlflow: $(VENV)-mlflow/.installed ## Install the servers of MLflow and S3 that tests of hand-overs and buckets need; without them they skip
 
 flower: $(VENV)-flower/.installed ## Install Flower, with which the test of Celery's monitoring looks; without it that skips
-
-moto: $(VENV)-moto/.installed ## Install Moto, an S3 server with which the tests of buckets run; without it they skip
 
 # One script of one package: its version and digest stand in the tool.
 $(VENV)-axe/axe.min.js: tools/axe.py
@@ -104,4 +102,4 @@ $(VENV)-axe/axe.min.js: tools/axe.py
 axe: $(VENV)-axe/axe.min.js ## Fetch axe-core, with which the pages are checked; without it those tests skip
 
 clean: ## Remove the virtual environments and caches
-	rm -rf $(VENV) $(VENV)-audit $(VENV)-mlflow $(VENV)-flower $(VENV)-guide $(VENV)-moto $(VENV)-axe service/docs/site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)-audit $(VENV)-mlflow $(VENV)-flower $(VENV)-guide $(VENV)-axe service/docs/site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -30,7 +30,8 @@ from service.principal import Principal
 from service.quotas import service as quotas
 from service.quotas.rates import RateMeter, Room
 from service.settings import Settings
-from service.storage import FileStore, StorageFullError
+from service.storage import StorageFullError, Store
+from service.storage.opening import open_store
 from service.threads import Asker, ServiceBusyError, Threads, asker
 from service.timeouts import DatabaseTimeouts
 from service.uploads.writer import RunningDigests
@@ -70,7 +71,7 @@ class AppState:
 
     settings: Settings
     database: Database
-    store: FileStore
+    store: Store
     dispatcher: Dispatcher | None
     notifier: Notifier
     readiness: ReadinessProbe
@@ -90,10 +91,10 @@ class AppState:
         """Open everything that the settings name."""
         settings.make_folders()
         database = Database(settings.database_url, timeouts=_timeouts(settings))
-        return cls.over(settings, database, FileStore(settings.storage_dir), open_dispatcher(settings, database))
+        return cls.over(settings, database, open_store(settings), open_dispatcher(settings, database))
 
     @classmethod
-    def over(cls, settings: Settings, database: Database, store: FileStore, dispatcher: Dispatcher | None) -> AppState:
+    def over(cls, settings: Settings, database: Database, store: Store, dispatcher: Dispatcher | None) -> AppState:
         """A app over what is open already."""
         reads = Threads(READERS, settings.api_answer_seconds)
         return cls(
@@ -253,7 +254,7 @@ async def form_of(request: Request, app: AppState, tenant_id: str, session: str 
         room.refuse_form(max(length - FIELDS_BYTES, 0))
 
         def see_to_disk(more_bytes: int) -> None:
-            if app.store.free_bytes() < more_bytes + app.settings.min_free_bytes:
+            if app.store.local_free_bytes() < more_bytes + app.settings.min_free_bytes:
                 raise StorageFullError(
                     "There is not enough free disk space for this form.", hint="Free disk space on the storage folder."
                 )

@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -19,6 +20,18 @@ from service.egress.addresses import parse_allowed
 from service.egress.attempts import parse_schedule
 
 _ORIGIN = re.compile(r"https?://(\[[0-9a-f:]+\]|[a-z0-9]([a-z0-9.-]*[a-z0-9])?)(:[0-9]{1,5})?")
+_STORAGE_SCHEMES = ("file", "s3", "gs", "az")
+# Where the providers of buckets have their secrets.
+PROVIDER_SECRETS = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AZURE_STORAGE_ACCOUNT_KEY",
+    "AZURE_STORAGE_ACCESS_KEY",
+    "AZURE_STORAGE_CLIENT_SECRET",
+    "AZURE_STORAGE_SAS_TOKEN",
+    "GOOGLE_SERVICE_ACCOUNT_KEY",
+)
 _MIB = 1024**2
 _GIB = 1024**3
 
@@ -43,8 +56,29 @@ class Settings(BaseSettings):
         repr=False,
         description="URL of the message broker, usually Redis. Default: none; workers poll the database for jobs.",
     )
+    storage_url: str = Field(
+        default="",
+        description="Where files are stored: file:///FOLDER, or a bucket: s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, "
+        "az://CONTAINER/PREFIX. Credentials and endpoint are those of the provider's own variables, such as "
+        "AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL. Default: storage_dir.",
+    )
     storage_dir: Path = Field(
-        default=Path(), description="Folder of the content-addressed file store. Default: data_dir/store."
+        default=Path(),
+        description="Folder of the content-addressed file store; with a bucket, the folder of this host's copies. "
+        "Default: data_dir/store.",
+    )
+    storage_cache_bytes: int = Field(
+        default=16 * _GIB,
+        ge=0,
+        description="With a bucket: maximum size of this host's copies of stored files that no job is using, in "
+        "bytes; the least recently used are deleted first.",
+    )
+    storage_signed_url_seconds: int = Field(
+        default=0,
+        ge=0,
+        le=7 * 24 * 3600,
+        description="With a bucket: seconds for which a signed URL of an artifact is valid; clients that ask for it "
+        "(?redirect=true) download directly from the bucket. 0: no signed URLs.",
     )
     scratch_dir: Path = Field(
         default=Path(), description="Folder for the working folders of attempts. Default: data_dir/scratch."
@@ -302,6 +336,16 @@ class Settings(BaseSettings):
         """``cors_origins``, one by one."""
         return _listed(self.cors_origins)
 
+    @field_validator("storage_url")
+    @classmethod
+    def _check_storage_url(cls, url: str) -> str:
+        scheme, _, place = url.partition("://")
+        if url and (scheme not in _STORAGE_SCHEMES or not place.strip("/")):
+            raise ValueError(f"{url!r} is not a storage URL: use file:///FOLDER, s3://, gs:// or az:// and a name")
+        if scheme == "file" and not place.startswith("/"):
+            raise ValueError(f"{url!r} has no absolute path: use file:///FOLDER")
+        return url
+
     @field_validator("cors_origins")
     @classmethod
     def _check_cors_origins(cls, text: str) -> str:
@@ -342,6 +386,11 @@ class Settings(BaseSettings):
     def _fill_locations(self) -> Settings:
         data_dir = self.data_dir.expanduser().absolute()
         unset = Path()
+        if self.storage_url.startswith("file://"):
+            if self.storage_dir != unset:
+                raise ValueError("set QUANTMILL_STORAGE_URL or QUANTMILL_STORAGE_DIR to a folder, not both")
+            object.__setattr__(self, "storage_dir", Path(url2pathname(urlsplit(self.storage_url).path)))
+            object.__setattr__(self, "storage_url", "")
         filled: dict[str, object] = {
             "data_dir": data_dir,
             "database_url": driver_url(self.database_url or f"sqlite:///{data_dir / 'service.db'}"),
@@ -368,7 +417,7 @@ class Settings(BaseSettings):
         """Names of the variables that hold keys, or addresses with passwords in them."""
         prefix = cls.model_config["env_prefix"]
         fields = cls.model_fields.items()
-        urls = {name for name in cls.model_fields if name.endswith("_url")} - {"public_url"}
+        urls = {name for name in cls.model_fields if name.endswith("_url")} - {"public_url", "storage_url"}
         secret = [name for name, field in fields if "SecretStr" in str(field.annotation) or name in urls]
         return tuple(f"{prefix}{name}".upper() for name in secret)
 

@@ -18,7 +18,7 @@ from service.jobs.outcome import Outcome as JobOutcome
 from service.jobs.schemas import Waiting
 from service.quarantine import suspects as quarantine
 from service.settings import Settings
-from service.storage import FileStore, StorageAwayError, StorageFullError, StoredFileMissingError
+from service.storage import StorageAwayError, StorageFullError, Store, StoredFileMissingError
 from service.tables import Job
 from worker.faults import storage_fault
 from worker.guard import StopClock
@@ -115,7 +115,7 @@ class Conclusion:
         stop: of this process.
     """
 
-    def __init__(self, settings: Settings, store: FileStore, *, timing: Timing, stop: StopClock) -> None:
+    def __init__(self, settings: Settings, store: Store, *, timing: Timing, stop: StopClock) -> None:
         self._settings = settings
         self._store = store
         self._timing = timing

@@ -15,11 +15,11 @@ other; where it does not, they are copied.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -46,7 +46,7 @@ from service.hand_overs import repository as hand_overs
 from service.ids import is_id
 from service.models import repository as models
 from service.settings import Settings
-from service.storage import BLOCK_BYTES, FileStore, check_digest, file_sha256
+from service.storage import Store, StoredFileMissingError
 from service.tables import Job, Model
 from worker import repository
 from worker.confinement.places import Places
@@ -87,7 +87,7 @@ class Materials:
     def __init__(
         self,
         scratch: Path,
-        store: FileStore,
+        store: Store,
         *,
         threads: int,
         keeping: Keeping | None = None,
@@ -99,12 +99,17 @@ class Materials:
         self._work: list[Callable[[], None]] = []
         self._allow_pt2 = allow_pt2
         self._borrow = borrow
+        self._held = ExitStack()
         self._borrowed: list[Path] = []
         self._lent: list[Path] = []
         self._scratch = scratch
         self._store = store
         self._threads = threads
         self._keeping = Keeping() if keeping is None else keeping
+
+    def close(self) -> None:
+        """The runner has ended: what the store has lent goes back."""
+        self._held.close()
 
     @property
     def places(self) -> Places:
@@ -257,12 +262,13 @@ class Materials:
 
     def _copy(self, job_id: str, sha256: str, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        copy_checked(self._stored(job_id, sha256), path, sha256=sha256, check=self._check)
+        with _named(job_id, sha256):
+            self._store.copy_to(sha256, path, self._check)
 
     def _refer(self, job_id: str, sha256: str, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        stored = self._stored(job_id, sha256)
-        check_digest(file_sha256(stored, check=self._check), sha256)
+        with _named(job_id, sha256):
+            stored = self._held.enter_context(self._store.lend(sha256, self._check))
         path.symlink_to(stored)
         self._borrowed.append(stored)
 
@@ -274,14 +280,6 @@ class Materials:
             log.warning("cache.unavailable folder=%s: %s", folder, error)
         else:
             self._lent.append(folder)
-
-    def _stored(self, job_id: str, sha256: str) -> Path:
-        path = self._store.path(sha256)
-        if not path.is_file():
-            self._store.check_there()
-            if not self._store.take_back(sha256):
-                raise _missing(job_id, f"stored file {sha256}")
-        return path
 
 
 def model_bytes(scratch: Path) -> int:
@@ -303,19 +301,13 @@ def plain_name(name: str) -> str:
     return name
 
 
-def copy_checked(source: Path, destination: Path, *, sha256: str, check: Callable[[], None] = lambda: None) -> None:
-    """Copy a file, and make sure that these are the bytes of this digest; ``check`` is called before each block.
-
-    Raises:
-        StoredFileCorruptError: they are not.
-    """
-    digest = hashlib.sha256()
-    with source.open("rb") as reader, destination.open("wb") as writer:
-        while block := reader.read(BLOCK_BYTES):
-            check()
-            digest.update(block)
-            writer.write(block)
-    check_digest(digest.hexdigest(), sha256)
+@contextmanager
+def _named(job_id: str, sha256: str) -> Iterator[None]:
+    """A stored file that is not there is one that the job needs."""
+    try:
+        yield
+    except StoredFileMissingError:
+        raise _missing(job_id, f"stored file {sha256}") from None
 
 
 def _missing(job_id: str, what: str) -> EngineError:

@@ -18,7 +18,7 @@ from service.jobs.queues import GPU_QUEUE, QUEUES, queue_of
 from service.process import forget_variables, hide_process
 from service.queues import repository
 from service.schema import require_migrated
-from service.settings import Settings
+from service.settings import PROVIDER_SECRETS, Settings
 from worker.conclusion import QueueBackoff
 from worker.confinement.controls import Found
 from worker.lease import DATABASE_AWAY
@@ -190,7 +190,11 @@ class Node:
 
 def guard_secrets(settings: Settings) -> None:
     """Keep the keys and passwords of ``settings``, which have been read, from the runners of this process."""
-    forget_variables(settings.secret_variables())
+    if settings.storage_url:
+        from service.storage.objects import connections  # only where there is a bucket
+
+        connections(settings.storage_url)
+    forget_variables((*settings.secret_variables(), *PROVIDER_SECRETS))
     if not hide_process():
         log.warning("worker.not_hidden: other processes of this user may read this one's memory and environment")
 

@@ -10,7 +10,7 @@ from service.notifier import ChangeFeed
 from service.process import hide_process
 from service.schema import require_migrated
 from service.settings import Settings
-from service.storage import FileStore
+from service.storage.opening import open_store
 from worker.embedded import StopFlag
 from worker.node import refuse_unknown
 from worker.pool import run_pool
@@ -48,7 +48,7 @@ def run_reconciler_process(settings: Settings, *, once: bool) -> dict[str, int] 
     database = Database(settings.database_url)
     require_migrated(database, settings.schema_wait_seconds)
     dispatcher = open_dispatcher(settings, database, period_seconds=settings.reconcile_seconds)
-    store = FileStore(settings.storage_dir)
+    store = open_store(settings)
     loops = make_loops(settings, database, store, dispatcher, is_new=not once)
     try:
         if once:

@@ -24,7 +24,7 @@ from service.contracts.runner import (
 from service.files import repository as stored_files
 from service.jobs.outcome import EvaluateOutcome, MadeModel, NewArtifact, NewModelFile, QuantizeOutcome
 from service.jobs.outcome import Outcome as JobOutcome
-from service.storage import FileStore, StoredFile
+from service.storage import Store, StoredFile
 from worker.materials import plain_name
 from worker.outcome import Result
 
@@ -37,7 +37,7 @@ Put = Callable[[str, str], StoredFile]
 def publish(
     result: Result,
     output: Path,
-    store: FileStore,
+    store: Store,
     *,
     extra_bytes: int | None = None,
     check: Callable[[], None] = lambda: None,
@@ -78,7 +78,7 @@ def publish(
     return _publish_quantized(result, put, stored_report)
 
 
-def name_published(session: Session, store: FileStore, published: JobOutcome) -> None:
+def name_published(session: Session, store: Store, published: JobOutcome) -> None:
     """In the transaction that makes rows of what was published: its files are there, and stay.
 
     Raises:
@@ -125,7 +125,7 @@ def _beside_model(
         yield NewArtifact(file.kind, file.file, file.media_type, found.sha256, found.size_bytes)
 
 
-def _stored(output: Path, store: FileStore, check: Callable[[], None], name: str, sha256: str) -> StoredFile:
+def _stored(output: Path, store: Store, check: Callable[[], None], name: str, sha256: str) -> StoredFile:
     """The runner's file in the store, if it has the bytes that the runner told of."""
     stored = store.put_file(_written(output, name), check=check)
     if stored.sha256 != sha256:

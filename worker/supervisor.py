@@ -32,12 +32,11 @@ from service.quarantine import suspects as quarantine
 from service.quotas import repository as usage
 from service.quotas import service as quotas
 from service.settings import Settings
-from service.storage import FileStore
+from service.storage.opening import open_store
 from service.tables import Job
 from worker.attempt import AttemptWatch
 from worker.conclusion import Conclusion, QueueBackoff, worker_fault
 from worker.confinement.controls import LANDLOCK
-from worker.confinement.places import Places
 from worker.faults import storage_fault
 from worker.guard import Guard, StopClock, StoppedError
 from worker.lease import DATABASE_AWAY, Lease, Timing
@@ -59,6 +58,8 @@ SCRATCH_MODE = 0o700
 SPARE_CPU_SECONDS = 60
 # One step of nice is worth so much CPU time (man 7 sched; sched_prio_to_weight in the kernel's kernel/sched/core.c).
 _SHARE_PER_NICE = 1.25
+# A bucket that is away is asked again for so long before the attempt is put back.
+_PATIENCE_SECONDS = 120.0
 
 
 def scratch_name(job_id: str, attempt: int) -> str:
@@ -106,7 +107,7 @@ class Supervisor:
     ) -> None:
         self._settings = settings
         self._database = database
-        self._store = FileStore(settings.storage_dir)
+        self._store = open_store(settings, patience_seconds=_PATIENCE_SECONDS)
         self._sandbox = sandbox or Sandbox(mode=settings.sandbox)
         self._spares = spares
         self._worker_id = worker_id or new_worker_id()
@@ -232,35 +233,38 @@ class Supervisor:
     def _attempt(self, job: Job, lease: Lease, scratch: Path, claimed_at: float, used: _Used) -> Outcome:
         """Prepare, start the runner, and watch it to its end."""
         guard = Guard(lease, self._stop)
-        task_file, places = self._prepare(job, lease, guard, scratch)
-        reach("after_inputs")
-        # both by the database's clock: from the claim to the deadline
-        remaining = None if job.deadline_at is None else max(0.0, (job.deadline_at - job.updated_at).total_seconds())
-        budget = budget_of(job, scratch, self._settings, self._memory_bytes)
-        guard.await_lease(self._timing.frozen)
-        limits = self._limits(job, remaining, budget, scratch)
-        runner = self._spares and self._spares.take(
-            task_file, scratch=scratch, limits=limits, places=places, check=guard.check
-        )
-        runner = runner or self._sandbox.start(task_file, scratch=scratch, limits=limits, places=places)
-        runner.tell_lease(lease.ends_at)
-        runner.allow_trials(partial(self._sandbox.start_trial, scratch=scratch, limits=limits))
-        with closing(runner) as process:
-            held = ",".join(self._sandbox.controls().held) or "none"
-            log.info("runner.started job_id=%s attempt=%d pid=%d held=%s", job.id, job.attempt, process.pid, held)
-            reach("after_runner_start")
-            memory = MemoryWatch(process.groups, self._memory_bytes if budget is None else budget.memory_bytes)
-            watch = AttemptWatch(
-                process,
-                lease,
-                job,
-                deadline_at=None if remaining is None else claimed_at + remaining,
-                stopping=self._stop,
-                scratch=scratch,
-                memory=memory,
-                budget=budget,
+        with closing(self._materials(job, lease, guard, scratch)) as materials:
+            task_file = materials.lay_out(self._read(job, materials, guard))
+            places = materials.places
+            reach("after_inputs")
+            remaining = (
+                None if job.deadline_at is None else max(0.0, (job.deadline_at - job.updated_at).total_seconds())
             )
-            ending = watch.to_end()
+            budget = budget_of(job, scratch, self._settings, self._memory_bytes)
+            guard.await_lease(self._timing.frozen)
+            limits = self._limits(job, remaining, budget, scratch)
+            runner = self._spares and self._spares.take(
+                task_file, scratch=scratch, limits=limits, places=places, check=guard.check
+            )
+            runner = runner or self._sandbox.start(task_file, scratch=scratch, limits=limits, places=places)
+            runner.tell_lease(lease.ends_at)
+            runner.allow_trials(partial(self._sandbox.start_trial, scratch=scratch, limits=limits))
+            with closing(runner) as process:
+                held = ",".join(self._sandbox.controls().held) or "none"
+                log.info("runner.started job_id=%s attempt=%d pid=%d held=%s", job.id, job.attempt, process.pid, held)
+                reach("after_runner_start")
+                memory = MemoryWatch(process.groups, self._memory_bytes if budget is None else budget.memory_bytes)
+                watch = AttemptWatch(
+                    process,
+                    lease,
+                    job,
+                    deadline_at=None if remaining is None else claimed_at + remaining,
+                    stopping=self._stop,
+                    scratch=scratch,
+                    memory=memory,
+                    budget=budget,
+                )
+                ending = watch.to_end()
         used.cpu_seconds = memory.cpu_seconds
         reach("after_runner_end")
         outcome = classify(ending)
@@ -276,10 +280,10 @@ class Supervisor:
         except DATABASE_AWAY as error:
             log.warning("quota.cpu_not_counted job_id=%s seconds=%.1f: %s", job.id, seconds, error)
 
-    def _prepare(self, job: Job, lease: Lease, guard: Guard, scratch: Path) -> tuple[Path, Places]:
-        """Lay out the scratch folder, while no transaction is open; returns the task file and what it refers to."""
+    def _materials(self, job: Job, lease: Lease, guard: Guard, scratch: Path) -> Materials:
+        """What lays out the scratch folder, while no transaction is open."""
         scratch.mkdir(mode=SCRATCH_MODE, parents=True)
-        materials = Materials(
+        return Materials(
             scratch,
             self._store,
             threads=self._settings.threads,
@@ -288,8 +292,6 @@ class Supervisor:
             borrow=self._sandbox.controls().has(LANDLOCK),
             check=guard.check,
         )
-        task_file = materials.lay_out(self._read(job, materials, guard))
-        return task_file, materials.places
 
     def _read(self, job: Job, materials: Materials, guard: Guard) -> RunnerTask:
         """The task; a database that is away is asked again."""
@@ -336,6 +338,11 @@ class Supervisor:
         """How far each of a tenant's inspections here stands back: all of them together weigh as much as one."""
         with self._database.read() as session:
             return round(math.log(max(1, jobs_of_worker(session, self._worker_id, tenant_id)), _SHARE_PER_NICE))
+
+
+def _remaining_seconds(job: Job) -> float | None:
+    """From the claim to the deadline, both by the database's clock."""
+    return None if job.deadline_at is None else max(0.0, (job.deadline_at - job.updated_at).total_seconds())
 
 
 def _log_ending(job: Job, ending: Ending, outcome: Outcome) -> None:

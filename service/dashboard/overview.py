@@ -46,6 +46,7 @@ def _standing(app: AppState, tenant_id: str) -> dict[str, Any]:
     served = _served(app)
     found = served["queues"]
     ages = [one.oldest_due_age_seconds for one in found if one.oldest_due_age_seconds is not None]
+    free_bytes = app.store.free_bytes()
     return {
         "first_run": not last,
         "jobs": [job_listed(one) for one in last],
@@ -57,7 +58,7 @@ def _standing(app: AppState, tenant_id: str) -> dict[str, Any]:
         "workers": len(served["workers"]),
         "slots": served["slots"],
         # more exactly, it would tell whether others have a file, too
-        "free_space": f"{app.store.free_bytes() // _GIB} GiB",
+        "free_space": "bucket" if free_bytes is None else f"{free_bytes // _GIB} GiB",
     }
 
 

@@ -27,7 +27,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 from service.db import db_now
 from service.failpoints import reach
 from service.repository import owned
-from service.storage import FileStore, Identity, StoredFileCorruptError, StoredFileMissingError
+from service.storage import Identity, Store, StoredFileCorruptError, StoredFileMissingError
 from service.tables import Artifact, DamagedFile, Dataset, Model, ModelFile, ScrubPass, Upload
 
 # Space of our advisory locks; the other half of the key is the folder.
@@ -60,7 +60,7 @@ class FileName:
     name: str
 
 
-def name_files(session: Session, store: FileStore, digests: Collection[str]) -> None:
+def name_files(session: Session, store: Store, digests: Collection[str]) -> None:
     """Let the rows of this transaction name these files: until it ends none of them is collected.
 
     Args:
@@ -81,7 +81,7 @@ def name_files(session: Session, store: FileStore, digests: Collection[str]) -> 
     reach("after_files_named")
 
 
-def name_known(session: Session, store: FileStore, sha256: str) -> bool:
+def name_known(session: Session, store: Store, sha256: str) -> bool:
     """As ``name_files``, for a file that was there a moment ago; False if it is not, or is known to be damaged."""
     if session.get(DamagedFile, sha256) is not None:
         return False
@@ -153,7 +153,7 @@ def names_of(session: Session, sha256: str) -> list[FileName]:
     return [FileName(kind, row_id, name) for kind, row_id, name in session.execute(statement)]
 
 
-def note_damage(session: Session, store: FileStore, sha256: str, damage: str, identity: Identity | None) -> bool:
+def note_damage(session: Session, store: Store, sha256: str, damage: str, identity: Identity | None) -> bool:
     """Note that a file is damaged: it is served to nobody until it is whole again.
 
     Args:

@@ -10,7 +10,7 @@ from typing import IO
 
 from service.db import Database
 from service.files import repository
-from service.storage import BLOCK_BYTES, FileStore, check_digest, identity_of
+from service.storage import BLOCK_BYTES, Store, check_digest
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ class ServedFile:
     stream: IO[bytes]
     sha256: str
     database: Database
-    store: FileStore
+    store: Store
 
     def check(self, actual: str) -> None:
         """Judge the file by the digest of all its bytes.
@@ -35,7 +35,7 @@ class ServedFile:
         if actual != self.sha256:
             log.error("stored_file.corrupt sha256=%s actual=%s", self.sha256, actual)
             with self.database.write() as session:
-                repository.note_damage(session, self.store, self.sha256, "digest", identity_of(self.stream))
+                repository.note_damage(session, self.store, self.sha256, "digest", self.store.identity_of(self.stream))
         check_digest(actual, self.sha256)
 
     def blocks(self) -> Iterator[bytes]:
@@ -55,7 +55,7 @@ class ServedFile:
             yield held
 
 
-def open_file(database: Database, store: FileStore, sha256: str, size_bytes: int) -> ServedFile:
+def open_file(database: Database, store: Store, sha256: str, size_bytes: int) -> ServedFile:
     """Open a stored file for a client, who may read all of it or a part.
 
     Raises:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +18,7 @@ from service.files import repository as stored_files
 from service.jobs.errors import DispatchError
 from service.schema import SchemaAheadError, SchemaBehindError, require_current
 from service.settings import Settings
-from service.storage import FileStore
+from service.storage import StorageAwayError, Store
 
 Outcome = Literal["ok", "degraded", "failed"]
 # What was found a moment ago is told again: probes come from many sides.
@@ -76,7 +74,7 @@ class ReadinessProbe:
         dispatcher: whether the broker is there; None: there is none.
     """
 
-    def __init__(self, settings: Settings, database: Database, store: FileStore, dispatcher: Dispatcher | None) -> None:
+    def __init__(self, settings: Settings, database: Database, store: Store, dispatcher: Dispatcher | None) -> None:
         self._settings = settings
         self._database = database
         self._store = store
@@ -95,16 +93,12 @@ class ReadinessProbe:
         return f"schema {require_current(self._database)}"
 
     def _storage(self) -> str:
-        with tempfile.NamedTemporaryFile(dir=self._store.incoming, suffix=".probe") as probe:
-            probe.write(b"probe")
-            probe.flush()
-            os.fsync(probe.fileno())
-        return "writable"
+        return self._store.probe()
 
     def _disk(self) -> str:
         # no number: how much an upload has taken would tell whether its bytes were there before
         least = self._settings.min_free_bytes
-        if self._store.free_bytes() < least:
+        if self._store.local_free_bytes() < least:
             raise NotReadyError(f"fewer than {least} bytes free")
         return f"at least {least} bytes free"
 
@@ -140,8 +134,8 @@ def _check(name: str, look: Callable[[], str]) -> Check:
         return Check(name, "ok", look())
     except SchemaAheadError as error:
         return Check(name, "degraded", str(error))
-    except (NotReadyError, SchemaBehindError, SQLAlchemyError, OSError) as error:
+    except (NotReadyError, SchemaBehindError, StorageAwayError, SQLAlchemyError, OSError) as error:
         log.warning("readiness.failed check=%s: %s", name, error)
         # what a driver says may name hosts and users; only our own words go out
-        own = isinstance(error, NotReadyError | SchemaBehindError)
+        own = isinstance(error, NotReadyError | SchemaBehindError | StorageAwayError)
         return Check(name, "failed", str(error) if own else f"{type(error).__name__}; see the log")

@@ -2,7 +2,7 @@
 
 from service.tables.base import Base
 from service.tables.batches import Batch, BatchMember, JobSchedule, ScheduleRun
-from service.tables.files import DamagedFile, Quarantine, ScrubPass, Upload
+from service.tables.files import DamagedFile, Quarantine, ScrubPass, Upload, UploadPart
 from service.tables.jobs import (
     Artifact,
     Attestation,
@@ -65,6 +65,7 @@ __all__ = [
     "TenantRow",
     "TenantUsage",
     "Upload",
+    "UploadPart",
     "WebhookDelivery",
     "WebhookEndpoint",
     "Worker",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import CheckConstraint, Index
+from sqlalchemy import CheckConstraint, ForeignKey, Index
 from sqlalchemy.orm import Mapped, mapped_column
 
 from service.tables.base import Base, Bytes, Id, Moment, Name, Owned, Sha256, Tenant, Word, one_of
@@ -63,6 +63,17 @@ class Upload(Owned):
     created_at: Mapped[Moment]
     completed_at: Mapped[Moment | None]
     expires_at: Mapped[Moment]
+
+
+class UploadPart(Base):
+    """Bytes of an open upload in a bucket, from ``begin_bytes`` on: the object that one request has written."""
+
+    __tablename__ = "upload_parts"
+
+    upload_id: Mapped[Id] = mapped_column(ForeignKey("uploads.id", ondelete="CASCADE"), primary_key=True)
+    begin_bytes: Mapped[Bytes] = mapped_column(primary_key=True)
+    size_bytes: Mapped[Bytes]
+    name: Mapped[Name]
 
 
 class Quarantine(Owned):

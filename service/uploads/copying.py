@@ -12,8 +12,8 @@ from starlette.requests import ClientDisconnect
 
 from service.quotas.rates import RateMeter
 from service.storage import BLOCK_BYTES
+from service.uploads.places import UploadWriter
 from service.uploads.schemas import UploadStalledError, UploadTooLargeError
-from service.uploads.writer import UploadFile
 
 # A body that drips in, byte by byte, would hold its upload for ever.
 _LEAST_BYTES = 4096
@@ -39,7 +39,7 @@ class SizeLimit(NamedTuple):
 
 
 async def copy(
-    blocks: AsyncIterator[bytes], file: UploadFile, limit: SizeLimit, idle_seconds: float, meter: RateMeter
+    blocks: AsyncIterator[bytes], file: UploadWriter, limit: SizeLimit, idle_seconds: float, meter: RateMeter
 ) -> None:
     """Write the blocks as they come.
 
@@ -68,7 +68,7 @@ class _Writing:
     ended by an error other than the client's silence.
     """
 
-    def __init__(self, file: UploadFile) -> None:
+    def __init__(self, file: UploadWriter) -> None:
         self._file = file
         self._collected: list[bytes] = []
         self._size_bytes = 0

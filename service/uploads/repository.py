@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from service.db import db_now
 from service.ids import new_id
 from service.repository import find
-from service.tables import Upload
+from service.tables import Upload, UploadPart
 from service.uploads.schemas import UploadNotFoundError
 
 
@@ -63,13 +63,14 @@ def hold(session: Session, tenant_id: str, upload_id: str, *, pointer: str | Non
 
 
 def complete(session: Session, upload_id: str, *, sha256: str, size_bytes: int) -> Upload | None:
-    """Close an open upload; None if it is not open any more."""
+    """Close an open upload, whose parts are not needed any more; None if it is not open any more."""
     statement = (
         update(Upload)
         .where(Upload.id == upload_id, Upload.state == "open")
         .values(state="complete", sha256=sha256, size_bytes=size_bytes, completed_at=db_now())
         .returning(Upload)
     )
+    remove_parts(session, upload_id)
     options = {"synchronize_session": False, "populate_existing": True}
     return session.scalars(statement, execution_options=options).one_or_none()
 
@@ -94,6 +95,29 @@ def prolong(session: Session, upload_id: str, *, expiry_seconds: float) -> None:
         .values(expires_at=db_now() + expiry_seconds)
         .execution_options(synchronize_session=False)
     )
+
+
+def parts(session: Session, upload_id: str) -> list[UploadPart]:
+    """What has arrived of an open upload whose bytes are in a bucket, in their order."""
+    statement = select(UploadPart).where(UploadPart.upload_id == upload_id).order_by(UploadPart.begin_bytes)
+    return list(session.scalars(statement))
+
+
+def add_part(session: Session, part: UploadPart) -> None:
+    """An object has the next bytes of an open upload."""
+    session.add(part)
+
+
+def remove_parts(session: Session, upload_id: str) -> list[str]:
+    """Forget what has arrived of an upload; the names of the objects."""
+    statement = delete(UploadPart).where(UploadPart.upload_id == upload_id).returning(UploadPart.name)
+    return list(session.scalars(statement, execution_options={"synchronize_session": False}))
+
+
+def hold_open(session: Session, upload_id: str) -> bool:
+    """The upload is open, and nobody else changes it until this write transaction ends."""
+    statement = select(Upload.id).where(Upload.id == upload_id, Upload.state == "open").with_for_update()
+    return session.scalar(statement) is not None
 
 
 def count_open(session: Session) -> int:

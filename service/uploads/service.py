@@ -9,7 +9,6 @@ import logging
 import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import NamedTuple
 
 from starlette.requests import ClientDisconnect
@@ -20,10 +19,11 @@ from service.deps import AppState, room_of
 from service.files import repository as files
 from service.principal import Principal
 from service.quotas import service as quotas
-from service.storage import FileStore, StorageFullError, StoredFile
+from service.storage import StorageFullError, StoredFile
 from service.tables import Upload
 from service.uploads import repository
 from service.uploads.copying import SizeLimit, copy
+from service.uploads.places import UploadPlace, UploadWriter, place_of
 from service.uploads.schemas import (
     DigestMismatchError,
     UploadCompleteError,
@@ -36,7 +36,6 @@ from service.uploads.schemas import (
     UploadSizeUnknownError,
     UploadStalledError,
 )
-from service.uploads.writer import UploadFile, durable_size
 
 _CONTENT_DIGEST = re.compile(r"(?:^|,)\s*sha-256\s*=\s*:([A-Za-z0-9+/=]*):")
 _DIGEST_HEADER = "Content-Digest"
@@ -70,7 +69,8 @@ def create(app: AppState, by: Principal, body: UploadCreate) -> Upload:
         raise UploadEmptyError("File is empty (0 bytes).", pointer=_SIZE_POINTER, hint="Choose another file.")
     if size_bytes is not None and size_bytes > app.settings.max_upload_bytes:
         SizeLimit(app.settings.max_upload_bytes, _SIZE_POINTER).refuse(size_bytes)
-    if app.store.free_bytes() < (size_bytes or 0) + app.settings.min_free_bytes:
+    free_bytes = app.store.free_bytes()
+    if free_bytes is not None and free_bytes < (size_bytes or 0) + app.settings.min_free_bytes:
         raise StorageFullError(
             "There is not enough free disk space for this file.", hint="Free disk space on the storage folder."
         )
@@ -112,7 +112,7 @@ def get(app: AppState, tenant_id: str, upload_id: str) -> tuple[Upload, int]:
     """
     with app.database.read() as session:
         upload = repository.get(session, tenant_id, upload_id)
-    return upload, upload.size_bytes if upload.size_bytes is not None else durable_size(part_path(app.store, upload_id))
+    return upload, upload.size_bytes if upload.size_bytes is not None else _place(app).received_bytes(upload_id)
 
 
 async def receive(app: AppState, by: Principal, upload_id: str, incoming: Incoming) -> tuple[Upload, int]:
@@ -149,14 +149,16 @@ async def receive(app: AppState, by: Principal, upload_id: str, incoming: Incomi
         return await app.writes.run(lambda: _record(app, by, upload, file, ended))
 
 
-async def _copy(app: AppState, by: Principal, upload: Upload, file: UploadFile, incoming: Incoming) -> None:
+async def _copy(app: AppState, by: Principal, upload: Upload, file: UploadWriter, incoming: Incoming) -> None:
     """Write the bytes to the file; see to it that they are what the request and the upload say."""
     meter, idle_seconds = app.meter_of(by.tenant_id), app.settings.upload_idle_seconds
     await copy(incoming.blocks, file, _limit(app, upload), idle_seconds, meter)
     _check_request(upload, file, incoming)
 
 
-async def _copy_undeclared(app: AppState, by: Principal, upload: Upload, file: UploadFile, incoming: Incoming) -> None:
+async def _copy_undeclared(
+    app: AppState, by: Principal, upload: Upload, file: UploadWriter, incoming: Incoming
+) -> None:
     """As ``_copy``, up to the tenant's quota; then their number is reserved, as if it had been declared."""
     room = await room_of(app, by.tenant_id)
     room.refuse_beyond(incoming.length or 0)
@@ -187,11 +189,6 @@ def completed(upload: Upload, *, pointer: str) -> StoredFile:
     return StoredFile(upload.sha256, upload.size_bytes)
 
 
-def part_path(store: FileStore, upload_id: str) -> Path:
-    """Where the bytes of an open upload grow."""
-    return store.incoming / upload_id
-
-
 def parse_content_digest(header: str | None) -> bytes | None:
     """The sha-256 of a Content-Digest header (RFC 9530), if it has one.
 
@@ -214,19 +211,24 @@ def parse_content_digest(header: str | None) -> bytes | None:
     return digest
 
 
-def _open(app: AppState, tenant_id: str, upload_id: str) -> UploadFile:
+def _open(app: AppState, tenant_id: str, upload_id: str) -> UploadWriter:
     with app.database.read() as session:
         repository.get(session, tenant_id, upload_id)  # no file is made for an id that is not there
-    path = part_path(app.store, upload_id)
-    return UploadFile(path, min_free_bytes=app.settings.min_free_bytes, digests=app.upload_digests)
+    return _place(app).open(upload_id)
 
 
-def _current(app: AppState, tenant_id: str, upload_id: str, file: UploadFile) -> Upload:
+def _place(app: AppState) -> UploadPlace:
+    """Where the bytes of open uploads grow."""
+    floor_bytes = app.settings.min_free_bytes
+    return place_of(app.store, app.database, min_free_bytes=floor_bytes, digests=app.upload_digests)
+
+
+def _current(app: AppState, tenant_id: str, upload_id: str, file: UploadWriter) -> Upload:
     """Read the row again, now that nobody else writes."""
     with app.database.read() as session:
         upload = repository.get(session, tenant_id, upload_id)
     if upload.state == "complete":
-        file.path.unlink(missing_ok=True)  # was made just now: the bytes lie in the store
+        file.forget(None)
         raise UploadCompleteError(
             "This upload already has all its bytes.", hint="Create a new upload for another file."
         )
@@ -239,7 +241,7 @@ def _limit(app: AppState, upload: Upload) -> SizeLimit:
     return SizeLimit(upload.expected_size_bytes, _SIZE_POINTER)
 
 
-def _begin(app: AppState, tenant_id: str, upload_id: str, file: UploadFile, incoming: Incoming) -> Upload:
+def _begin(app: AppState, tenant_id: str, upload_id: str, file: UploadWriter, incoming: Incoming) -> Upload:
     """Make the file ready for what comes."""
     upload = _current(app, tenant_id, upload_id, file)
     limit = _limit(app, upload)
@@ -271,7 +273,7 @@ class _Ended(NamedTuple):
     sha256: str | None
 
 
-def _end(app: AppState, upload: Upload, file: UploadFile, incoming: Incoming) -> _Ended:
+def _end(app: AppState, upload: Upload, file: UploadWriter, incoming: Incoming) -> _Ended:
     """Check the bytes and make them durable, those of a whole file in the store as well; that may take long."""
     size_bytes = file.size_bytes
     if incoming.offset is not None and size_bytes != upload.expected_size_bytes:
@@ -282,11 +284,11 @@ def _end(app: AppState, upload: Upload, file: UploadFile, incoming: Incoming) ->
         file.clear()  # nobody can tell which of the parts is wrong
         raise _wrong(upload, sha256)
     file.keep()
-    app.store.put_file(file.path, sha256=sha256, keep=True)
+    file.store(sha256)
     return _Ended(size_bytes, sha256)
 
 
-def _record(app: AppState, by: Principal, upload: Upload, file: UploadFile, ended: _Ended) -> tuple[Upload, int]:
+def _record(app: AppState, by: Principal, upload: Upload, file: UploadWriter, ended: _Ended) -> tuple[Upload, int]:
     """Write down what has arrived."""
     if ended.sha256 is None:
         with app.database.write() as session:
@@ -299,14 +301,14 @@ def _record(app: AppState, by: Principal, upload: Upload, file: UploadFile, ende
         done = repository.complete(session, upload.id, sha256=ended.sha256, size_bytes=ended.size_bytes)
         if done is not None:
             note(session, by, "upload.complete", upload.id)
-    app.store.forget_source(file.path, ended.sha256)
+    file.forget(ended.sha256)
     if done is None:  # it expired while its last bytes came in
         raise UploadNotFoundError(upload.id)
     log.info("upload.completed id=%s size_bytes=%d sha256=%s", upload.id, ended.size_bytes, ended.sha256)
     return done, ended.size_bytes
 
 
-def _check_request(upload: Upload, file: UploadFile, incoming: Incoming) -> None:
+def _check_request(upload: Upload, file: UploadWriter, incoming: Incoming) -> None:
     """What can be wrong with the bytes of this request as such; then they are thrown away."""
     if incoming.digest is not None and not hmac.compare_digest(incoming.digest, file.own_sha256):
         raise DigestMismatchError(

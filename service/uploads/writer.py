@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
-from service.storage import StorageFullError, file_sha256, sync_folder
+from service.storage import FileStore, StorageFullError, file_sha256, sync_folder
 from service.uploads.schemas import UploadBusyError
 
 # Digests of uploads that are under way: with them, a file that came in parts need not be read again at its end.
@@ -70,6 +70,7 @@ class UploadFile:
 
     Args:
         path: the file; made if it is not there.
+        store: where the complete file goes.
         min_free_bytes: disk floor that writing must not go below.
         digests: where the digest of the file so far may be known, and is left for the next writer.
 
@@ -77,8 +78,16 @@ class UploadFile:
         UploadBusyError: another writer, in this or another process, has it open.
     """
 
-    def __init__(self, path: Path, *, min_free_bytes: int = 0, digests: RunningDigests | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        store: FileStore | None = None,
+        min_free_bytes: int = 0,
+        digests: RunningDigests | None = None,
+    ) -> None:
         self.path = path
+        self._store = store
         self._floor = min_free_bytes
         self._digests = digests if digests is not None else RunningDigests()
         self._lock = _locked(path)
@@ -193,6 +202,23 @@ class UploadFile:
     def sha256(self) -> str:
         """Lowercase hex digest of the whole file; read again only if another process wrote a part of it."""
         return file_sha256(self.path) if self._whole is None else self._whole.hexdigest()
+
+    def store(self, sha256: str) -> None:
+        """Put the whole file, which has this digest, into the store; it stays here, too, until ``forget``.
+
+        Raises:
+            OSError: the disk refused.
+        """
+        assert self._store is not None  # noqa: S101 - who stores has said where
+        self._store.put_file(self.path, sha256=sha256, keep=True)
+
+    def forget(self, sha256: str | None) -> None:
+        """The file lies in the store alone from now on; None: it was complete before this writer came."""
+        if sha256 is None:
+            self.path.unlink(missing_ok=True)  # was made just now
+            return
+        assert self._store is not None  # noqa: S101 - as above
+        self._store.forget_source(self.path, sha256)
 
 
 def _begin_to_flush(descriptor: int, offset: int, size_bytes: int) -> None:

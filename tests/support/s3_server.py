@@ -6,6 +6,7 @@ Without that environment tests that need it are skipped; with CI=true they fail 
 from __future__ import annotations
 
 import json
+import secrets
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,6 +56,19 @@ class Bucket:
         assert done.returncode == 0, done.stderr
         urls: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
         return urls
+
+    def variables(self, port: int | None = None) -> dict[str, str]:
+        """What a process is told of the server, or of a proxy before it."""
+        return {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port or self.port}",
+            "AWS_ACCESS_KEY_ID": "who", "AWS_SECRET_ACCESS_KEY": "key-of-this-test", "AWS_REGION": "us-east-1",
+        }  # fmt: skip
+
+    def make(self) -> str:
+        """A new bucket; its URL for ``QUANTMILL_STORAGE_URL``."""
+        name = f"files-{secrets.token_hex(6)}"
+        httpx.put(f"{self.url}/{name}", trust_env=False).raise_for_status()
+        return f"s3://{name}/installation"
 
     def stored(self, name: str) -> httpx.Response:
         """The object as the server has it."""

@@ -48,7 +48,7 @@ def test_no_number_of_faults_of_the_worker_fails_a_job(bench, monkeypatch, caplo
     job_id = bench.submit()
     supervisor = bench.supervisor("succeed()")
     with monkeypatch.context() as broken:
-        broken.setattr("worker.materials.copy_checked", failing(error))
+        broken.setattr("service.storage.folder.copy_checked", failing(error))
         for attempts in range(1, 6):
             assert supervisor.run(job_id)
             assert_waits(bench, job_id, attempts)

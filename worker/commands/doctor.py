@@ -28,6 +28,7 @@ from service.dispatch.broker import TaskSender, broker_tls
 from service.process import is_loopback
 from service.schema import is_ahead
 from service.settings import Settings
+from service.storage.opening import open_store
 from worker.commands.console import make_console
 from worker.commands.printing import print_json
 from worker.confinement.controls import CONTROLS
@@ -82,7 +83,10 @@ def _python(settings: Settings) -> Iterator[DoctorFinding]:
 
 
 def _folders(settings: Settings) -> Iterator[DoctorFinding]:
-    for name, folder in (("storage", settings.storage_dir), ("scratch", settings.scratch_dir)):
+    if settings.storage_url:
+        yield _bucket(settings)
+    copies = "copies" if settings.storage_url else "storage"
+    for name, folder in ((copies, settings.storage_dir), ("scratch", settings.scratch_dir)):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder) as stream:
@@ -97,6 +101,14 @@ def _folders(settings: Settings) -> Iterator[DoctorFinding]:
             f"{folder}, {free / 2**30:.1f} GiB free",
             "Free some space: below QUANTMILL_MIN_FREE_BYTES uploads are refused.",
         )
+
+
+def _bucket(settings: Settings) -> DoctorFinding:
+    try:
+        shown = open_store(settings).probe()
+    except QuantmillError as error:
+        return DoctorFinding("storage", False, f"{settings.storage_url}: {error.detail}", error.hint or "")
+    return DoctorFinding("storage", True, f"{settings.storage_url}, {shown}")
 
 
 def _database(settings: Settings) -> Iterator[DoctorFinding]:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from service.settings import Settings
-from service.storage import FileStore
+from service.storage import Store
+from service.storage.opening import open_store
 from worker.commands import options
 from worker.commands.options import DataDir, PlainJson
 from worker.commands.printing import print_items, print_json
@@ -95,7 +96,7 @@ def scrub(
 
 
 @contextmanager
-def _installation(**values: object) -> Iterator[tuple[Settings, Database, FileStore]]:
+def _installation(**values: object) -> Iterator[tuple[Settings, Database, Store]]:
     """What the settings name, open."""
     from service.db import Database
 
@@ -103,7 +104,7 @@ def _installation(**values: object) -> Iterator[tuple[Settings, Database, FileSt
     settings.make_folders()
     database = Database(settings.database_url)
     try:
-        yield settings, database, FileStore(settings.storage_dir)
+        yield settings, database, open_store(settings)
     finally:
         database.close()
 

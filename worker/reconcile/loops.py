@@ -22,7 +22,7 @@ from service.estimates import service as estimates
 from service.hand_overs import repository as hand_overs
 from service.schedules import repository as schedules
 from service.settings import Settings
-from service.storage import FileStore
+from service.storage import Store
 from service.webhooks import repository as webhooks
 from worker.lease import DATABASE_AWAY
 from worker.reconcile.leases import LeaseKeeper, bring_forward, expire_deadlines
@@ -51,7 +51,7 @@ class Loop:
 
 
 def make_loops(
-    settings: Settings, database: Database, store: FileStore, dispatcher: Dispatcher | None, *, is_new: bool = True
+    settings: Settings, database: Database, store: Store, dispatcher: Dispatcher | None, *, is_new: bool = True
 ) -> tuple[Loop, ...]:
     """The loops over one database and store.
 
@@ -195,7 +195,7 @@ def _is_due(outbox: str, database: Database) -> bool:
 
 
 def _opened(
-    outbox: str, settings: Settings, database: Database, store: FileStore, on_end: Callable[[], None]
+    outbox: str, settings: Settings, database: Database, store: Store, on_end: Callable[[], None]
 ) -> OutboxSender[Any] | None:
     """Who sends; calls ``on_end`` whenever it has room for more. None where this process cannot decrypt: what is due
     waits for one that can.
@@ -214,7 +214,7 @@ def _opened(
 
 
 @contextmanager
-def sending(outbox: str, settings: Settings, database: Database, store: FileStore) -> Iterator[None]:
+def sending(outbox: str, settings: Settings, database: Database, store: Store) -> Iterator[None]:
     """Send what an outbox holds, in the background, while the block runs. What is under way at its end is waited for,
     or left to another process where it would last.
     """
@@ -247,7 +247,7 @@ def sending(outbox: str, settings: Settings, database: Database, store: FileStor
             sender.close()
 
 
-def send_once(outbox: str, settings: Settings, database: Database, store: FileStore) -> int:
+def send_once(outbox: str, settings: Settings, database: Database, store: Store) -> int:
     """Send what is due, as much as goes at once, and wait for the end; returns how much."""
     due = _is_due(outbox, database)
     sender = _opened(outbox, settings, database, store, lambda: None) if due else None

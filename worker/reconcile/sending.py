@@ -28,7 +28,7 @@ from service.failpoints import reach
 from service.hand_overs.repository import ClaimedHandOver
 from service.sealing import Vault
 from service.settings import Settings
-from service.storage import FileStore
+from service.storage import Store
 from service.webhooks import repository
 from service.webhooks.outbox import settle
 from service.webhooks.repository import ClaimedDelivery
@@ -73,7 +73,7 @@ class OutboxSender(ABC, Generic[_Claimed]):
         self,
         settings: Settings,
         database: Database,
-        store: FileStore,
+        store: Store,
         *,
         vault: Vault | None = None,
         egress: Egress | None = None,

@@ -37,7 +37,8 @@ from service.db import Database
 from service.files import repository as files
 from service.schema import require_current
 from service.settings import Settings
-from service.storage import Damage, FileStore, file_sha256, sync_folder
+from service.storage import Damage, FileStore, Store, file_sha256, sync_folder
+from service.storage.opening import open_store
 from service.uploads import repository as uploads
 from worker.upkeep.collector import children
 
@@ -136,7 +137,7 @@ def make_backup(
     folder = folder.expanduser().absolute()
     _check_place(settings, folder)
     folder.mkdir(parents=True, exist_ok=True)
-    store = FileStore(settings.storage_dir)
+    store = open_store(settings)
     with held(folder, writing=True), store.pinned():
         copies = FileStore(folder / STORE_FOLDER)
         manifest, named = _copy_database(database, folder)
@@ -202,9 +203,10 @@ def require_embedded(settings: Settings, *, store: bool) -> Path:
         raise BackupUnsupportedError(
             f"The database is not the SQLite file in the data directory {settings.data_dir}.",
             hint="Back up the database with its own tools (PostgreSQL: pg_dump) first and then the store, "
-            f"{settings.storage_dir}; or unset QUANTMILL_DATABASE_URL to back up this data directory.",
+            f"{settings.storage_url or settings.storage_dir}; or unset QUANTMILL_DATABASE_URL to back up this data "
+            "directory.",
         )
-    if store and settings.storage_dir != settings.data_dir / STORE_FOLDER:
+    if store and not settings.storage_url and settings.storage_dir != settings.data_dir / STORE_FOLDER:
         raise BackupUnsupportedError(
             f"The store is not in the data directory, but at {settings.storage_dir}.",
             hint=f"Unset QUANTMILL_STORAGE_DIR and restore, then move the folder {STORE_FOLDER} to that place.",
@@ -315,7 +317,7 @@ def _size_there(copies: FileStore, sha256: str, *, verify: bool) -> int | None:
         return None
 
 
-def _copy(store: FileStore, copies: FileStore, sha256: str) -> CopiedFile | MissingFile:
+def _copy(store: Store, copies: FileStore, sha256: str) -> CopiedFile | MissingFile:
     """The file, copied now; one that is damaged or gone is noted."""
     part = copies.incoming / sha256
     part.unlink(missing_ok=True)  # of a backup that was cut off

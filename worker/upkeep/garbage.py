@@ -21,9 +21,9 @@ from service.failpoints import reach
 from service.files import repository as files
 from service.ids import is_id
 from service.settings import Settings
-from service.storage import FileStore, is_sha256
+from service.storage import Store, StoredFile
 from service.uploads import repository as uploads
-from service.uploads.writer import part_files, unwritten
+from service.uploads.places import Leftover, place_of
 from worker import repository
 from worker.materials import collect_checkpoints
 from worker.supervisor import scratch_name
@@ -36,99 +36,97 @@ LEFTOVER_AGE_SECONDS = 24 * 3600.0
 SCRATCH_AGE_SECONDS = 60.0
 
 
-def unnamed_files(database: Database, store: FileStore, *, age_seconds: float) -> Iterator[Path]:
+def unnamed_files(database: Database, store: Store, *, age_seconds: float) -> Iterator[StoredFile]:
     """Stored files that no row names, and that are older."""
-    for batch in _old_files(store, age_seconds):
-        yield from _unnamed(database, batch)
+    for old in store.old_files(age_seconds):
+        for first in range(0, len(old), BATCH):
+            yield from _unnamed(database, old[first : first + BATCH])
 
 
-def discard_garbage(database: Database, store: FileStore, limit: int, *, age_seconds: float) -> Tally:
+def discard_garbage(database: Database, store: Store, limit: int, *, age_seconds: float) -> Tally:
     """Move stored files that no row names, and that are older, to the trash; ``limit`` at most."""
     done = Tally()
-    for batch in _old_files(store, age_seconds):
-        suspects = _unnamed(database, batch)[: limit - done.items]
-        if suspects:
-            done += _discard(database, store, suspects, age_seconds)
-        if done.items >= limit:
-            break
+    for old in store.old_files(age_seconds):
+        for first in range(0, len(old), BATCH):
+            suspects = _unnamed(database, old[first : first + BATCH])[: limit - done.items]
+            if suspects:
+                done += _discard(database, store, suspects, age_seconds)
+            if done.items >= limit:
+                return done
     return done
 
 
-def old_trash(store: FileStore, *, age_seconds: float) -> Iterator[Path]:
-    """What has been in the trash for longer."""
-    return (path for path in children(store.trash) if is_sha256(path.name) and age_seconds_of(path) > age_seconds)
-
-
-def empty_trash(database: Database, store: FileStore, limit: int, *, age_seconds: float) -> Tally:
+def empty_trash(database: Database, store: Store, limit: int, *, age_seconds: float) -> Tally:
     """Remove for good what has been in the trash for longer, ``limit`` files at most.
 
     One that a row names after all, such as a row of a database that was set back, returns to its place.
     """
     done = Tally()
-    for path in islice(old_trash(store, age_seconds=age_seconds), limit):
+    for file in islice(store.old_trash(age_seconds), limit):
         with store.collecting() as free, database.write() as session:
-            if not free or not files.hold_folder(session, path.name[:2]):
+            if not free or not files.hold_folder(session, file.sha256[:2]):
                 continue
-            if files.named(session, [path.name]):
-                log.warning("garbage.taken_back sha256=%s", path.name)
-                store.take_back(path.name)
+            if files.named(session, [file.sha256]):
+                log.warning("garbage.taken_back sha256=%s", file.sha256)
+                store.take_back(file.sha256)
                 continue
             reach("before_trash_emptied")
-            done += _removed([path])
+            store.purge(file.sha256)
+            done += Tally(1, file.size_bytes)
     return done
 
 
-def leftovers(database: Database, store: FileStore, *, age_seconds: float = LEFTOVER_AGE_SECONDS) -> list[Path]:
+def leftovers(database: Database, store: Store, *, age_seconds: float = LEFTOVER_AGE_SECONDS) -> list[Leftover]:
     """What uploads and copies that were cut off have left, and is older."""
-    old = [path for path in children(store.incoming) if age_seconds_of(path) > age_seconds]
-    # "ID.anew" belongs to the upload ID
-    owners = {path: path.name.partition(".")[0] for path in old}
-    known: set[str] = set()
-    ids = sorted(set(owners.values()))
-    with database.read() as session:
-        for first in range(0, len(ids), BATCH):
-            known |= uploads.known(session, ids[first : first + BATCH])
-    return [path for path in old if owners[path] not in known]
+
+    def known(ids: Sequence[str]) -> set[str]:
+        found: set[str] = set()
+        with database.read() as session:
+            for first in range(0, len(ids), BATCH):
+                found |= uploads.known(session, ids[first : first + BATCH])
+        return found
+
+    return place_of(store, database).leftovers(age_seconds, known)
 
 
 def remove_leftovers(
-    database: Database, store: FileStore, limit: int, *, age_seconds: float = LEFTOVER_AGE_SECONDS
+    database: Database, store: Store, limit: int, *, age_seconds: float = LEFTOVER_AGE_SECONDS
 ) -> Tally:
     """Remove what uploads and copies that were cut off have left; ``limit`` files at most."""
-    done = Tally()
-    for path in leftovers(database, store, age_seconds=age_seconds)[:limit]:
-        with unwritten(path) as idle:
-            if idle and age_seconds_of(path) > age_seconds:
-                done += _removed([path])
+    done, place = Tally(), place_of(store, database)
+    for found in leftovers(database, store, age_seconds=age_seconds)[:limit]:
+        if place.remove_leftover(found, age_seconds):
+            done += Tally(1, found.size_bytes)
     return done
 
 
-def count_expired_uploads(database: Database, store: FileStore) -> Tally:
+def count_expired_uploads(database: Database, store: Store) -> Tally:
     """How many uploads are past their expiry, and the bytes that were received of those not finished."""
     with database.read() as session:
         ids = uploads.expired(session)
-    return Tally(len(ids), tally_of(_parts(store, ids)).size_bytes)
+    return Tally(len(ids), place_of(store, database).size_bytes(ids))
 
 
-def expire_uploads(database: Database, store: FileStore, limit: int, *, expiry_seconds: float) -> Tally:
+def expire_uploads(database: Database, store: Store, limit: int, *, expiry_seconds: float) -> Tally:
     """Forget uploads past their expiry, with the bytes that were received; ``limit`` at most.
 
     One that is being written to starts its time anew, as it does whenever bytes arrive: it has ``expiry_seconds`` from
     now on. The file's lock is kept from the look until the row and the file are gone: a writer that comes too late
     finds no upload.
     """
+    place = place_of(store, database)
 
     def expire(wanted: int) -> Tally:
         with database.read() as session:
             due = uploads.expired(session, wanted)
         with ExitStack() as stack:
-            idle = {upload_id for upload_id in due if stack.enter_context(unwritten(store.incoming / upload_id))}
+            idle = {upload_id for upload_id in due if stack.enter_context(place.idle(upload_id))}
             with database.write() as session:
                 gone = uploads.delete_expired(session, idle)
                 for upload_id in set(due) - idle:
                     uploads.prolong(session, upload_id, expiry_seconds=expiry_seconds)
                 reach("before_uploads_forgotten")
-            return Tally(len(gone), _removed(_parts(store, gone)).size_bytes)
+            return Tally(len(gone), place.remove(gone))
 
     return in_batches(limit, BATCH, expire)
 
@@ -176,42 +174,22 @@ def remove_folders(folders: Sequence[Path]) -> Tally:
     return removed
 
 
-def _old_files(store: FileStore, age_seconds: float) -> Iterator[list[Path]]:
-    """Stored files that are older, each folder by itself, some at a time."""
-    for folder in sorted(children(store.blobs)):
-        old = (path for path in children(folder) if is_sha256(path.name) and age_seconds_of(path) > age_seconds)
-        while batch := list(islice(old, BATCH)):
-            yield batch
-
-
-def _unnamed(database: Database, paths: Sequence[Path]) -> list[Path]:
+def _unnamed(database: Database, found: Sequence[StoredFile]) -> list[StoredFile]:
     """Those that no row names at this moment: a first look, which holds up nobody."""
     with database.read() as session:
-        named = files.named(session, [path.name for path in paths])
-    return [path for path in paths if path.name not in named]
+        named = files.named(session, [file.sha256 for file in found])
+    return [file for file in found if file.sha256 not in named]
 
 
-def _discard(database: Database, store: FileStore, suspects: Sequence[Path], age_seconds: float) -> Tally:
+def _discard(database: Database, store: Store, suspects: Sequence[StoredFile], age_seconds: float) -> Tally:
     """The second look, which counts: nobody names one of these files between it and their removal."""
+    removed = Tally()
     with store.collecting() as free, database.write() as session:
-        if not free or not files.hold_folder(session, suspects[0].name[:2]):
-            return Tally()
-        named = files.named(session, [path.name for path in suspects])
-        garbage = [path for path in suspects if path.name not in named and age_seconds_of(path) > age_seconds]
-        removed = tally_of(garbage)
+        if not free or not files.hold_folder(session, suspects[0].sha256[:2]):
+            return removed
+        named = files.named(session, [file.sha256 for file in suspects])
         reach("before_files_discarded")
-        for path in garbage:
-            store.discard(path.name)
-    return removed
-
-
-def _parts(store: FileStore, upload_ids: Sequence[str]) -> list[Path]:
-    found = (path for upload_id in upload_ids for path in part_files(store.incoming / upload_id))
-    return [path for path in found if path.exists()]
-
-
-def _removed(paths: Sequence[Path]) -> Tally:
-    removed = tally_of(paths)
-    for path in paths:
-        path.unlink(missing_ok=True)
+        for file in suspects:
+            if file.sha256 not in named and store.discard(file.sha256, age_seconds=age_seconds):
+                removed += Tally(1, file.size_bytes)
     return removed

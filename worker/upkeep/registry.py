@@ -7,12 +7,13 @@ Whatever grows belongs here: a new folder gets one more ``Collector`` in this li
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from service.db import Database
 from service.settings import Settings
-from service.storage import FileStore
+from service.storage import Store, StoredFile
+from service.uploads.places import Leftover
 from worker.materials import settled_checkpoints
 from worker.quantizer.run.cache import LOCK_FILE
 from worker.upkeep import garbage
@@ -26,7 +27,7 @@ _UNITS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"))
 ROUND_ITEMS = 2000
 
 
-def collectors(settings: Settings, database: Database, store: FileStore) -> tuple[Collector, ...]:
+def collectors(settings: Settings, database: Database, store: Store) -> tuple[Collector, ...]:
     """All collectors over one installation; those of local folders see the ones of this host."""
     return (
         Collector(
@@ -43,7 +44,7 @@ def collectors(settings: Settings, database: Database, store: FileStore) -> tupl
             "stored files, moved to the trash",
             f"when no row refers to them, {words(settings.garbage_age_seconds)} after they were stored",
             _HOUR / 6,
-            lambda: tally_of(garbage.unnamed_files(database, store, age_seconds=settings.garbage_age_seconds)),
+            lambda: _tally(garbage.unnamed_files(database, store, age_seconds=settings.garbage_age_seconds)),
             lambda limit: garbage.discard_garbage(database, store, limit, age_seconds=settings.garbage_age_seconds),
         ),
         Collector(
@@ -51,7 +52,7 @@ def collectors(settings: Settings, database: Database, store: FileStore) -> tupl
             "files in the trash, permanently",
             f"after {words(settings.trash_seconds)}, if still no row refers to them",
             _HOUR / 6,
-            lambda: tally_of(garbage.old_trash(store, age_seconds=settings.trash_seconds)),
+            lambda: _tally(store.old_trash(settings.trash_seconds)),
             lambda limit: garbage.empty_trash(database, store, limit, age_seconds=settings.trash_seconds),
         ),
         Collector(
@@ -59,7 +60,7 @@ def collectors(settings: Settings, database: Database, store: FileStore) -> tupl
             "parts of interrupted uploads and copies",
             f"after {words(garbage.LEFTOVER_AGE_SECONDS)}",
             _HOUR,
-            lambda: tally_of(garbage.leftovers(database, store)),
+            lambda: _tally(garbage.leftovers(database, store)),
             lambda limit: garbage.remove_leftovers(database, store, limit),
         ),
         _folders(
@@ -98,6 +99,10 @@ def words(seconds: float) -> str:
         if seconds >= 2 * unit or seconds == unit:
             return f"{seconds / unit:g} {word if seconds != unit else word.removesuffix('s')}"
     return f"{seconds:g} seconds"
+
+
+def _tally(found: Iterable[StoredFile | Leftover]) -> Tally:
+    return sum((Tally(1, one.size_bytes) for one in found), Tally())
 
 
 def _folders(name: str, removes: str, rule: str, unneeded: Callable[[], list[Path]]) -> Collector:

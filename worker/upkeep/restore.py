@@ -25,7 +25,8 @@ from service.files import repository as files
 from service.jobs import transitions
 from service.jobs.schemas import Waiting
 from service.settings import Settings
-from service.storage import BLOCK_BYTES, FileStore, sync_folder
+from service.storage import BLOCK_BYTES, sync_folder
+from service.storage.opening import open_store
 from worker.embedded import LOCK_FILE, lock_data_dir
 from worker.repository import running_attempts
 from worker.upkeep import backup
@@ -73,7 +74,7 @@ def restore_backup(settings: Settings, folder: Path) -> BackupManifest:
         database = place / backup.DATABASE_FILE
         _copy_verified(backup.database_path(folder, manifest.database.sha256), manifest.database, database)
         backup.sync_file(database)
-        store = FileStore(place / backup.STORE_FOLDER)
+        store = open_store(settings.model_copy(update={"storage_dir": place / backup.STORE_FOLDER}))
         for file in manifest.files:
             part = store.incoming / file.sha256
             _copy_verified(backup.stored_path(folder, file.sha256), file, part)

@@ -20,7 +20,7 @@ from service.db import Database
 from service.files import repository as files
 from service.files.repository import NamedFile
 from service.settings import Settings
-from service.storage import FileStore
+from service.storage import StorageAwayError, Store
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Scrubber:
     def __init__(
         self,
         database: Database,
-        store: FileStore,
+        store: Store,
         *,
         period_seconds: float,
         pause: Callable[[bytes], None] = lambda block: None,
@@ -93,7 +93,7 @@ class _StoppingError(Exception):
 
 
 @contextmanager
-def scrubbing(settings: Settings, database: Database, store: FileStore) -> Iterator[None]:
+def scrubbing(settings: Settings, database: Database, store: Store) -> Iterator[None]:
     """Verify in the background while the block runs, at the pace of the settings; a pace of 0 means not at all."""
     pace = settings.scrub_bytes_per_second
     if not pace:
@@ -122,6 +122,6 @@ def _run(scrubber: Scrubber, stop: Event) -> None:
                 continue
         except _StoppingError:
             return
-        except (SQLAlchemyError, OSError) as error:
+        except (SQLAlchemyError, OSError, StorageAwayError) as error:
             log.warning("scrub.failed: %s", error)
         stop.wait(_IDLE_SECONDS)

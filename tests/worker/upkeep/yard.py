@@ -129,7 +129,7 @@ class Yard:
 
     def collect(self) -> Steps:
         """One round of both collectors of stored files, each with a pause between its first look and its deed."""
-        for batch in list(garbage._old_files(self.store, ANY_AGE)):
+        for batch in list(self.store.old_files(ANY_AGE)):
             suspects = garbage._unnamed(self.database, batch)
             yield
             if suspects:

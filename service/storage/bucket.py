@@ -1,0 +1,217 @@
+"""A store in a bucket of an object store: S3 and what speaks its language, Google Cloud Storage, Azure Blob Storage.
+
+    PREFIX/sha256/ab/abcd...        stored files
+    PREFIX/incoming/UPLOAD/...      parts of uploads, see ``service.uploads.parts``
+    PREFIX/trash/abcd...            empty; the file of this name has been in the trash since this was written
+    PREFIX/store                    empty; tells the store from a bucket that is another one, or was emptied
+
+A bucket moves no objects, so the trash is a mark: a file in the trash lies where it lay, and taking it back removes the
+mark. Hosts share nothing but the bucket; the folder on each holds copies of files that its jobs use.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import groupby
+from pathlib import Path
+from typing import IO, cast
+
+from service.failpoints import reach
+from service.storage.base import Check, Identity, Store, StoredFile, file_name, no_check
+from service.storage.cache import LocalCopies
+from service.storage.digests import file_sha256, is_sha256
+from service.storage.errors import StorageAwayError, check_digest, check_size, missing
+from service.storage.objects import PART_BYTES, Objects, ObjectStream, StoredObject
+
+MARK = "store"
+_FILES, _TRASH = "sha256", "trash"
+
+
+class BucketStore(Store):
+    """Files as objects of a bucket.
+
+    Args:
+        url: of the bucket and the prefix, such as ``s3://bucket/prefix``.
+        root: folder on a local disk, for copies and for forms on their way.
+        cache_bytes: what copies on the local disk may take while no job uses them.
+        patience_seconds: for how long a call goes on asking a bucket that is away.
+    """
+
+    def __init__(self, url: str, root: Path, *, cache_bytes: int, patience_seconds: float = 0.0) -> None:
+        super().__init__(root)
+        self.objects = Objects(url, patience_seconds=patience_seconds)
+        self.copies = LocalCopies(root, cache_bytes)
+        self._marked = False
+
+    def open(self, sha256: str, size_bytes: int | None = None) -> IO[bytes]:
+        """Open a stored file for reading."""
+        found = self._found(sha256)
+        check_size(sha256, found.size_bytes, size_bytes)
+        return cast(IO[bytes], self.objects.open(found))
+
+    def identity_of(self, stream: IO[bytes]) -> Identity:
+        """Entity tag and time of change."""
+        return cast(ObjectStream, stream).found.identity
+
+    def identity(self, sha256: str) -> Identity | None:
+        """Which file lies in its place; None: none."""
+        found = self.objects.head(file_name(sha256))
+        return None if found is None else found.identity
+
+    def check_there(self) -> None:
+        """Make sure that this bucket and prefix have been used as a store."""
+        if self.objects.head(MARK) is None:
+            raise StorageAwayError(
+                "The bucket is not the store of this service: its mark is missing.",
+                hint="Check QUANTMILL_STORAGE_URL and the bucket. Jobs continue automatically once it is there.",
+            )
+
+    def probe(self) -> str:
+        """Ask for the mark of the store; written where it is missing, as in a bucket that is used first."""
+        if self.objects.head(MARK) is None:
+            self.objects.put(MARK, b"")
+            return "writable"
+        return "reachable"
+
+    def put_file(self, path: Path, *, sha256: str | None = None, check: Check = no_check) -> StoredFile:
+        """Move a file into the store, in place of an equal one: one that was damaged since is healed."""
+        digest = sha256 or file_sha256(path, check=check)
+        size_bytes = path.stat().st_size
+        self._mark()
+        reach("before_artifact_fsync")
+        self.objects.put(file_name(digest), path, check)
+        self.check_stored(digest, size_bytes)
+        reach("after_artifact_rename")
+        path.unlink(missing_ok=True)
+        return StoredFile(digest, size_bytes)
+
+    def put_object(self, found: StoredObject, sha256: str) -> StoredFile:
+        """Store what lies in the bucket under another name and has this digest; it stays there, too."""
+        self._mark()
+        reach("before_artifact_fsync")
+        self.objects.copy(found, file_name(sha256))
+        self.check_stored(sha256, found.size_bytes)
+        reach("after_artifact_rename")
+        return StoredFile(sha256, found.size_bytes)
+
+    def check_stored(self, sha256: str, size_bytes: int) -> None:
+        """Look at what was stored just now: nobody may name less than the whole.
+
+        Raises:
+            StorageAwayError: the bucket says that it has it, and has not.
+        """
+        found = self.objects.head(file_name(sha256))
+        if found is None or found.size_bytes != size_bytes:
+            raise StorageAwayError(
+                f"The bucket does not have the file {sha256} that it has just accepted.", hint="Try again later."
+            )
+
+    def ensure(self, sha256: str) -> None:
+        """Make sure that a file lies in its place, in the trash or not: who collects sees that a row names it."""
+        self._found(sha256)
+
+    def copy_to(self, sha256: str, destination: Path, check: Check = no_check) -> None:
+        """Write a copy, through the copies of this host."""
+        with self.lend(sha256, check) as path, path.open("rb") as source, destination.open("wb") as target:
+            while block := source.read(PART_BYTES):
+                check()
+                target.write(block)
+
+    @contextmanager
+    def lend(self, sha256: str, check: Check = no_check) -> Iterator[Path]:
+        """A copy on this host."""
+        found = self._found(sha256, check)
+
+        def fetch(place: Path) -> None:
+            self._download(found, place, sha256, check)
+
+        with self.copies.lend(sha256, found.size_bytes, fetch, check) as path:
+            yield path
+
+    def old_files(self, age_seconds: float) -> Iterator[list[StoredFile]]:
+        """Files that were stored longer ago and bear no mark of the trash."""
+        marked = {found.name.rpartition("/")[2] for found in self.objects.list(_TRASH)}
+        for _, found in groupby(self.objects.list(_FILES), key=lambda one: one.name.split("/")[1]):
+            if old := [file for file in _old(found, age_seconds) if file.sha256 not in marked]:
+                yield old
+
+    def discard(self, sha256: str, *, age_seconds: float) -> bool:
+        """Mark a file as in the trash, unless it was stored anew since."""
+        found = self.objects.head(file_name(sha256))
+        if found is None or time.time() - found.changed_at <= age_seconds:
+            return False
+        self.objects.put(_trash(sha256), b"")
+        return True
+
+    def take_back(self, sha256: str) -> bool:
+        """Remove the mark."""
+        if self.objects.head(_trash(sha256)) is None:
+            return False
+        self.objects.delete(_trash(sha256))
+        return True
+
+    def old_trash(self, age_seconds: float) -> Iterator[StoredFile]:
+        """What has borne its mark for longer; the sizes are the files'."""
+        for mark in _old(self.objects.list(_TRASH), age_seconds):
+            found = self.objects.head(file_name(mark.sha256))
+            yield StoredFile(mark.sha256, 0 if found is None else found.size_bytes)
+
+    def purge(self, sha256: str) -> None:
+        """Remove a marked file, and then its mark; of one that was stored anew since, the mark alone."""
+        mark, found = self.objects.head(_trash(sha256)), self.objects.head(file_name(sha256))
+        if mark is None:
+            return
+        if found is not None and found.changed_at < mark.changed_at:
+            self.objects.delete(file_name(sha256))
+        self.objects.delete(_trash(sha256))
+
+    def free_bytes(self) -> None:
+        """Nobody knows a bound."""
+        return
+
+    def signed_url(self, sha256: str, seconds: float) -> str | None:
+        """An address where whoever has it may read the file for so long."""
+        return self.objects.sign(file_name(sha256), seconds)
+
+    def _mark(self) -> None:
+        """Once per process, see to it that the store has its mark."""
+        if not self._marked:
+            self.probe()
+            self._marked = True
+
+    def _found(self, sha256: str, check: Check = no_check) -> StoredObject:
+        found = self.objects.head(file_name(sha256), check)
+        if found is None:
+            self.check_there()
+            raise missing(sha256)
+        return found
+
+    def _download(self, found: StoredObject, place: Path, sha256: str, check: Check) -> None:
+        digest = hashlib.sha256()
+        with place.open("wb") as target:
+            for start in range(0, found.size_bytes, PART_BYTES):
+                length = min(PART_BYTES, found.size_bytes - start)
+                try:
+                    block = self.objects.read(found.name, start, length, check)
+                except FileNotFoundError:  # removed since the look
+                    raise missing(sha256) from None
+                digest.update(block)
+                target.write(block)
+        check_digest(digest.hexdigest(), sha256)
+
+
+def _trash(sha256: str) -> str:
+    if not is_sha256(sha256):
+        raise ValueError(f"not a sha256: {sha256!r}")
+    return f"{_TRASH}/{sha256}"
+
+
+def _old(objects: Iterator[StoredObject], age_seconds: float) -> Iterator[StoredFile]:
+    """Those that have the name of a stored file and were changed longer ago."""
+    for found in objects:
+        name = found.name.rpartition("/")[2]
+        if is_sha256(name) and time.time() - found.changed_at > age_seconds:
+            yield StoredFile(name, found.size_bytes)
