@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, Response
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import RedirectResponse
 
 from service.artifacts import service
 from service.artifacts.content import Content, content_range, file_response, not_modified
@@ -20,6 +23,7 @@ _FILE_RESPONSES: Responses = {
     200: {"description": "The file", "content": _FILE},
     206: {"description": "The requested range", "content": _FILE},
     304: {"description": "Not modified"},
+    307: {"description": "The file is at the signed URL in Location"},
 }
 
 
@@ -53,12 +57,22 @@ def head_content(artifact_id: str, app: AppDep, principal: PrincipalDep) -> Resp
     response_class=Response,
 )
 @reading
-def get_content(artifact_id: str, request: Request, app: AppDep, principal: PrincipalDep) -> Response:
+def get_content(
+    artifact_id: str,
+    request: Request,
+    app: AppDep,
+    principal: PrincipalDep,
+    redirect: Annotated[
+        bool, Query(description="Respond with 307 and a signed URL of the bucket, if the service offers such URLs.")
+    ] = False,
+) -> Response:
     """Download an artifact's file. Supports Range, If-Range and If-None-Match. The ETag is the SHA-256 of the file."""
     artifact = service.get(app, principal.tenant_id, artifact_id)
     content = _content(artifact)
     if not_modified(content, request.headers):
         return Response(status_code=304, headers=content.headers())
+    if redirect and (url := service.signed_url(app, artifact)) is not None:
+        return RedirectResponse(url, 307, {"Cache-Control": "no-store"})
     part = content_range(content, request.headers)
     return file_response(service.open_content(app, artifact), content, part, app.writes)
 

@@ -38,3 +38,17 @@ def open_content(app: AppState, artifact: Artifact) -> ServedFile:
         StoredFileCorruptError: it has another size than it had, or was found to be damaged.
     """
     return open_file(app.database, app.store, artifact.sha256, artifact.size_bytes)
+
+
+def signed_url(app: AppState, artifact: Artifact) -> str | None:
+    """Where whoever has the address may read the artifact for a while; None: the service offers no such addresses.
+
+    Raises:
+        StoredFileMissingError: the file is gone.
+        StoredFileCorruptError: it has another size than it had, or was found to be damaged.
+    """
+    seconds = app.settings.storage_signed_url_seconds
+    if not seconds or (url := app.store.signed_url(artifact.sha256, seconds)) is None:
+        return None
+    open_content(app, artifact).stream.close()
+    return url

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from service.contracts.command_errors import TransientError
 from service.contracts.errors import QuantmillError
 
 
@@ -17,8 +18,10 @@ class StorageFullError(QuantmillError, code="storage-full", title="Storage full"
     """The disk is full."""
 
 
-class StorageAwayError(QuantmillError, code="storage-away", title="Storage unavailable", status=503):
+class StorageAwayError(TransientError, code="storage-away", title="Storage unavailable"):
     """The storage folder or bucket is not available: it is not mounted, or does not respond."""
+
+    retry_after_seconds = 5
 
 
 def missing(sha256: str) -> StoredFileMissingError:

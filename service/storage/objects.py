@@ -292,13 +292,17 @@ def _translated() -> Iterator[None]:
     """What the library raises becomes ``StorageAwayError``, but for an object that is not there."""
     try:
         yield
+    except FileNotFoundError:
+        raise
     except (PermissionDeniedError, UnauthenticatedError) as error:
         log.warning("storage.refused: %s", _first_line(error))
         raise StorageAwayError(
             "The bucket refuses the credentials of the service.",
             hint="Check them, and what they may do in the bucket; jobs then continue automatically.",
         ) from None
-    except BaseError as error:
+    except (BaseError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # of a file on this host
         raise _away(_first_line(error)) from None
 
 
