@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -27,11 +28,14 @@ from sqlalchemy.orm import Session
 
 from service.db import Database
 from service.files import repository as files
-from service.storage import FileStore, file_sha256
+from service.storage import FileStore
+from service.storage.base import file_name
+from service.storage.bucket import BucketStore
 from service.tables import Artifact, Job, JobEvent, ReportRow, Upload
 from service.tables.jobs import TERMINAL_STATES
 from worker.upkeep.garbage import discard_garbage, empty_trash, remove_leftovers
 
+AnyStore = FileStore | BucketStore
 KEY_LABEL = "key"
 _ENDS = {"job.succeeded": "succeeded", "job.failed": "failed", "job.canceled": "canceled"}
 
@@ -115,7 +119,7 @@ class Verdict:
 def check(
     ledger: Ledger,
     database: Database,
-    store: FileStore,
+    store: AnyStore,
     *,
     may_fail: Collection[str] = (),
     leftovers: Mapping[int, str] | None = None,
@@ -167,7 +171,7 @@ def _check_entry(entry: Entry, jobs: list[Job], verdict: Verdict, *, may_fail: b
 
 
 def _check_job(
-    session: Session, store: FileStore, job: Job, verdict: Verdict, checked_files: dict[str, str | None]
+    session: Session, store: AnyStore, job: Job, verdict: Verdict, checked_files: dict[str, str | None]
 ) -> None:
     if job.state not in TERMINAL_STATES:
         verdict.lost.append(f"{job.id} ({job.kind}) has not ended: {job.state}, attempt {job.attempt}")
@@ -186,7 +190,7 @@ def _check_job(
 
 
 def _check_products(
-    session: Session, store: FileStore, job: Job, verdict: Verdict, checked_files: dict[str, str | None]
+    session: Session, store: AnyStore, job: Job, verdict: Verdict, checked_files: dict[str, str | None]
 ) -> None:
     report = session.get(ReportRow, job.id)
     artifacts = list(session.scalars(select(Artifact).where(Artifact.job_id == job.id)))
@@ -210,11 +214,12 @@ def _check_products(
         verdict.lost.append(f"{job.id}: the report is about another model")
 
 
-def _artifact_trouble(store: FileStore, artifact: Artifact) -> str | None:
+def _artifact_trouble(store: AnyStore, artifact: Artifact) -> str | None:
     trouble = file_trouble(store, artifact.sha256, artifact.size_bytes)
     if trouble is None and artifact.kind == "model":
         try:
-            onnxruntime.InferenceSession(store.path(artifact.sha256), providers=["CPUExecutionProvider"])
+            with store.lend(artifact.sha256) as path:
+                onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         except Exception as error:  # noqa: BLE001 - onnxruntime has no base class for what it raises
             return f"does not load: {error}"
     return trouble
@@ -228,23 +233,23 @@ _MANY = 1_000_000
 _LOCK = "collect.lock"
 
 
-def collect_all(database: Database, store: FileStore) -> None:
+def collect_all(database: Database, store: AnyStore) -> None:
     """Collect what ages decide about at once, as the reconciler would sooner or later."""
+    if not isinstance(store, FileStore):
+        time.sleep(1.1)  # a bucket's clock shows whole seconds, and what was stored anew since is spared
     discard_garbage(database, store, _MANY, age_seconds=_ANY_AGE)
     empty_trash(database, store, _MANY, age_seconds=_ANY_AGE)
     remove_leftovers(database, store, _MANY, age_seconds=_ANY_AGE)
 
 
-def file_trouble(store: FileStore, sha256: str, size_bytes: int | None) -> str | None:
-    path = store.path(sha256)
-    if not path.exists():
+def file_trouble(store: AnyStore, sha256: str, size_bytes: int | None) -> str | None:
+    read = store.read_through(sha256, lambda block: None)
+    if read.damage == "missing":
         return "is not in the store"
-    if size_bytes not in (None, path.stat().st_size) or file_sha256(path) != sha256:
-        return "is damaged"
-    return None
+    return None if read.damage is None and size_bytes in (None, read.size_bytes) else "is damaged"
 
 
-def troubles(session: Session, store: FileStore, *, known: Collection[str]) -> list[str]:
+def troubles(session: Session, store: AnyStore, *, known: Collection[str]) -> list[str]:
     """Of files that rows name, those which are not whole; ``known`` were looked at elsewhere."""
     found = []
     for file in files.list_named(session):
@@ -255,10 +260,13 @@ def troubles(session: Session, store: FileStore, *, known: Collection[str]) -> l
     return found
 
 
-def strays(session: Session, store: FileStore) -> list[str]:
+def strays(session: Session, store: AnyStore) -> list[str]:
     """Files that no row names, and that belong to no upload on its way; after a collection there is none."""
-    named = {store.path(file.sha256) for file in files.list_named(session)}
+    digests = {file.sha256 for file in files.list_named(session)}
     uploads = set(session.scalars(select(Upload.id)))
+    if not isinstance(store, FileStore):
+        return _strange_objects(store, digests, uploads)
+    named = {store.path(sha256) for sha256 in digests}
     return [
         f"{path.relative_to(store.root)} was left in the store"
         for path in sorted(store.root.rglob("*"))
@@ -266,5 +274,12 @@ def strays(session: Session, store: FileStore) -> list[str]:
     ]
 
 
-def _is_part(path: Path, store: FileStore, uploads: Collection[str]) -> bool:
+def _strange_objects(store: BucketStore, digests: Collection[str], uploads: Collection[str]) -> list[str]:
+    known = {file_name(sha256) for sha256 in digests}
+    found = [one.name for folder in ("sha256", "trash", "incoming") for one in store.objects.list(folder)]
+    strange = (name for name in found if name not in known and name.split("/")[1] not in uploads)
+    return [f"{name} was left in the bucket" for name in strange]
+
+
+def _is_part(path: Path, store: AnyStore, uploads: Collection[str]) -> bool:
     return path.parent == store.incoming and path.name.partition(".")[0] in uploads

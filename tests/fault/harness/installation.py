@@ -20,11 +20,12 @@ from service.client import Client
 from service.db import Database
 from service.failpoints import NAMES, VARIABLE
 from service.settings import Settings
-from service.storage import FileStore
+from service.storage.opening import open_store
 from service.tables import Job, JobEvent
 from service.tables.jobs import LIVE_STATES
 from tests.fault.harness.processes import Process
 from tests.fault.harness.servers import Servers
+from tests.fault.ledger import AnyStore
 from tests.support import leaks
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.tiny import Tiny
@@ -59,8 +60,10 @@ class Installation:
         workers: int = 1,
         apis: int = 1,
         home: Path | None = None,
+        bucket_url: str = "",
         **variables: str,
     ) -> None:
+        """With ``bucket_url``, whose server ``variables`` tell, every process has a data folder of its own."""
         self.folder = folder
         self.servers = servers
         self.home = home or folder / "home"
@@ -83,13 +86,18 @@ class Installation:
         self._holds.mkdir()
         everywhere = ";".join(f"{name}=wait:{self._holds / name}" for name in NAMES)
         leaks.remember_variables({**places, **variables})
+        self._apart = bool(bucket_url)
+        if bucket_url:
+            places["QUANTMILL_STORAGE_URL"] = bucket_url
         self._environment = environment(**QUICK, **places, **variables, **{VARIABLE: everywhere})
         by_name = {name: variables.get(f"QUANTMILL_{name.upper()}") for name in _PLACES}
         given = {name: Path(place) for name, place in by_name.items() if place is not None}
-        self.settings = Settings(data_dir=self.home, database_url=self.database_url, **given)
+        self.settings = Settings(data_dir=self.home, database_url=self.database_url, storage_url=bucket_url, **given)
         self.settings.make_folders()
         self.database = Database(self.database_url)
-        self.store = FileStore(self.settings.storage_dir)
+        store = open_store(self.settings)
+        assert isinstance(store, AnyStore)
+        self.store = store
         self.apis = [
             self._process(f"api-{number}", "api", "--fd", str(self._listener.fileno())) for number in range(apis)
         ]
@@ -318,11 +326,14 @@ class Installation:
     def _reached(self, place: str) -> Path:
         return self._holds / f"{place}.reached"
 
+    def _own_place(self, name: str) -> dict[str, str]:
+        return {"QUANTMILL_DATA_DIR": str(self.home / name)}
+
     def _process(self, name: str, *arguments: str) -> Process:
         return Process(
             name,
             [sys.executable, "-P", "-m", "worker.cli", *arguments],
-            environment=self._environment,
+            environment=self._environment | (self._own_place(name) if self._apart else {}),
             log=self.folder / f"{name}.log",
             pass_fds=(self._listener.fileno(),) if name.startswith("api") else (),
             folder=self.folder,
