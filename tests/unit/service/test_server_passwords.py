@@ -125,4 +125,4 @@ def test_redis_is_reached_with_a_password_of_any_characters_and_not_with_another
         return None
 
     wait_for(lambda: trouble(password) is None)
-    assert "WRONGPASS" in str(trouble(f"{password}x"))
+    assert "invalid username-password" in str(trouble(f"{password}x"))
