@@ -22,7 +22,8 @@ PYTHON = "3.11"
 PROJECT = "pyproject.toml"
 ALL, CPU, CUDA = "requirements.lock", "requirements-cpu.lock", "requirements-cuda.lock"
 # Programs with an environment each: none of their packages is in the other locks. For tests the server of MLflow, with
-# what reads its models back, and Flower, which shows Celery's tasks, and Moto, an S3 server, and Helm; Zensical, which builds the guide from docs/.
+# what reads its models back, Flower, which shows Celery's tasks, Moto, an S3 server, and Helm; Zensical, which builds
+# the guide from docs/.
 APART = {
     "requirements-mlflow.lock": ("mlflow", [PROJECT, "tools/mlflow.in", "--extra", "mlflow"]),
     "requirements-flower.lock": ("flower", ["tools/flower.in"]),
