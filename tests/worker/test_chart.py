@@ -44,7 +44,7 @@ EVERYTHING = {
             "queues": ["gpu"],
             "gpus": 1,
             "runtimeClassName": "x",
-            "settings": {"QUANTMILL_THREADS": 4},
+            "settings": {"QUANTMILL_THREADS": "4"},
         },
     ],
 }
@@ -61,6 +61,7 @@ VALUES: dict[str, dict[str, Any]] = {
     },
     "no pepper": {},
     "no such queue": {"secrets": SECRETS, "workers": [{"name": "x", "queues": ["tpu"]}]},
+    "number": {"secrets": SECRETS, "settings": {"QUANTMILL_MAX_UPLOAD_BYTES": 17179869184}},
     "no such value": {"secrets": SECRETS, "replicas": 3},
     "password in url": {"secrets": SECRETS, "broker": {"url": "memcached://x"}},
 }
@@ -114,6 +115,7 @@ def test_helm_and_kubernetes_have_nothing_against_it(rendered: dict[str, Rendere
     [
         ("no pepper", "QUANTMILL_KEY_PEPPER"),
         ("no such queue", "'cpu', 'gpu', 'inspect'"),
+        ("number", "want string"),  # a template would write it as 1.7179869184e+10
         ("no such value", "'replicas' not allowed"),
         ("password in url", "/broker/url"),
     ],
