@@ -8,7 +8,7 @@ PIP = $(BIN)/python -m pip --quiet --disable-pip-version-check
 # Only what a lock file names, and of it only files whose hashes it holds.
 LOCKED = install --require-hashes --no-deps --requirement
 LOCKS := requirements.lock requirements-cpu.lock requirements-cuda.lock
-.PHONY: help install demo test test-fast test-long soak lint audit up guide bench screenshots lock mlflow flower axe clean
+.PHONY: help install demo test test-fast test-long soak lint audit up guide bench sbom screenshots lock mlflow flower helm axe clean
 
 help: ## Show this help
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -79,6 +79,9 @@ bench: $(STAMP) ## Print the tables of docs/benchmarks.md; needs the real models
 	$(BIN)/python -m benchmarks.submit_latency
 	$(BIN)/python -m benchmarks.weights
 
+sbom: $(STAMP) ## Print the bill of materials of .venv, in CycloneDX (images: docker build --target sbom --output sbom .)
+	@$(BIN)/python tools/sbom.py
+
 screenshots: $(STAMP) ## Pictures of the pages, light, dark and narrow, in build/screenshots; needs chromium
 	$(BIN)/python -m tools.screenshots
 
@@ -86,7 +89,7 @@ lock: $(STAMP) ## Resolve the lock files from pyproject.toml (LOCK_ARGS=--upgrad
 	$(BIN)/python tools/lock.py $(LOCK_ARGS)
 
 # Beside .venv: their packages are many, and few need them. The project itself is read from the checkout.
-$(VENV)-mlflow/.installed $(VENV)-flower/.installed $(VENV)-guide/.installed: $(VENV)-%/.installed: requirements-%.lock
+$(VENV)-mlflow/.installed $(VENV)-flower/.installed $(VENV)-guide/.installed $(VENV)-helm/.installed: $(VENV)-%/.installed: requirements-%.lock
 	$(PYTHON) -m venv $(VENV)-$*
 	$(VENV)-$*/bin/python -m pip --quiet --disable-pip-version-check $(LOCKED) requirements-$*.lock
 	@touch $@
@@ -95,6 +98,8 @@ mlflow: $(VENV)-mlflow/.installed ## Install the servers of MLflow and S3 that t
 
 flower: $(VENV)-flower/.installed ## Install Flower, with which the test of Celery's monitoring looks; without it that skips
 
+helm: $(VENV)-helm/.installed ## Install Helm, which renders the chart for its tests; without it they skip
+
 # One script of one package: its version and digest stand in the tool.
 $(VENV)-axe/axe.min.js: tools/axe.py
 	$(PYTHON) tools/axe.py $(VENV)-axe
@@ -102,4 +107,4 @@ $(VENV)-axe/axe.min.js: tools/axe.py
 axe: $(VENV)-axe/axe.min.js ## Fetch axe-core, with which the pages are checked; without it those tests skip
 
 clean: ## Remove the virtual environments and caches
-	rm -rf $(VENV) $(VENV)-audit $(VENV)-mlflow $(VENV)-flower $(VENV)-guide $(VENV)-axe service/docs/site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)-audit $(VENV)-mlflow $(VENV)-flower $(VENV)-guide $(VENV)-helm $(VENV)-axe service/docs/site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

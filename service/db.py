@@ -28,7 +28,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
-from service.settings import driver_url
+from service.server_urls import driver_url
 from service.timeouts import LONG, DatabaseTimeouts
 
 if TYPE_CHECKING:

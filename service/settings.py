@@ -12,12 +12,13 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from pydantic import Field, SecretStr, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SecretsSettingsSource, SettingsConfigDict
 
 from service.contracts.quota import Quota
 from service.cores import available_cores
 from service.egress.addresses import parse_allowed
 from service.egress.attempts import parse_schedule
+from service.server_urls import driver_url, with_password
 
 _ORIGIN = re.compile(r"https?://(\[[0-9a-f:]+\]|[a-z0-9]([a-z0-9.-]*[a-z0-9])?)(:[0-9]{1,5})?")
 _STORAGE_SCHEMES = ("file", "s3", "gs", "az")
@@ -32,6 +33,7 @@ PROVIDER_SECRETS = (
     "AZURE_STORAGE_SAS_TOKEN",
     "GOOGLE_SERVICE_ACCOUNT_KEY",
 )
+_PREFIX = "QUANTMILL_"
 _MIB = 1024**2
 _GIB = 1024**3
 
@@ -47,7 +49,7 @@ class Settings(BaseSettings):
     Empty locations are filled in from ``data_dir``, so that a service needs no setting at all on one host.
     """
 
-    model_config = SettingsConfigDict(env_prefix="QUANTMILL_", extra="ignore", frozen=True, env_ignore_empty=True)
+    model_config = SettingsConfigDict(env_prefix=_PREFIX, extra="ignore", frozen=True, env_ignore_empty=True)
 
     data_dir: Path = Field(default=Path(".quantmill"), description="Folder for all data on the local disk.")
     database_url: str = Field(default="", repr=False, description="URL of the database. Default: SQLite in data_dir.")
@@ -61,6 +63,17 @@ class Settings(BaseSettings):
         description="Where files are stored: file:///FOLDER, or a bucket: s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, "
         "az://CONTAINER/PREFIX. Credentials and endpoint are those of the provider's own variables, such as "
         "AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL. Default: storage_dir.",
+    )
+    database_password: SecretStr | None = Field(
+        default=None, description="Password of the database, as it is: inserted into database_url, percent-encoded."
+    )
+    broker_password: SecretStr | None = Field(
+        default=None, description="Password of the broker, as it is: inserted into broker_url, percent-encoded."
+    )
+    secrets_dir: Path | None = Field(
+        default=None,
+        description="Folder of files that are named like settings and hold their values, such as "
+        "quantmill_key_pepper; the environment takes precedence.",
     )
     storage_dir: Path = Field(
         default=Path(),
@@ -315,6 +328,21 @@ class Settings(BaseSettings):
     )
     short_job_samples: int = Field(default=512, ge=0, description="Maximum total number of samples of a short job.")
 
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments, the environment, then the files of ``secrets_dir``."""
+        folder = os.environ.get(f"{_PREFIX}SECRETS_DIR")
+        if not folder or not Path(folder).is_dir():  # one that is not there is refused below
+            return init_settings, env_settings
+        return init_settings, env_settings, SecretsSettingsSource(settings_cls, secrets_dir=folder)
+
     @property
     def hosts(self) -> tuple[str, ...]:
         """``allowed_hosts``, one by one, and that of the public URL."""
@@ -382,6 +410,13 @@ class Settings(BaseSettings):
         parse_schedule(text)
         return text
 
+    @field_validator("secrets_dir")
+    @classmethod
+    def _check_secrets_dir(cls, folder: Path | None) -> Path | None:
+        if folder is not None and not folder.is_dir():
+            raise ValueError(f"{folder} is not a folder")
+        return folder
+
     @model_validator(mode="after")
     def _fill_locations(self) -> Settings:
         data_dir = self.data_dir.expanduser().absolute()
@@ -393,8 +428,14 @@ class Settings(BaseSettings):
             object.__setattr__(self, "storage_url", "")
         filled: dict[str, object] = {
             "data_dir": data_dir,
-            "database_url": driver_url(self.database_url or f"sqlite:///{data_dir / 'service.db'}"),
-            "broker_url": "" if self.broker_url.startswith("filesystem://") else self.broker_url,
+            "database_url": driver_url(
+                with_password(self.database_url, self.database_password) or f"sqlite:///{data_dir / 'service.db'}"
+            ),
+            "broker_url": (
+                ""
+                if self.broker_url.startswith("filesystem://")
+                else with_password(self.broker_url, self.broker_password)
+            ),
             "storage_dir": (
                 data_dir / "store" if self.storage_dir == unset else self.storage_dir.expanduser()
             ).absolute(),
@@ -448,14 +489,6 @@ def _keep_private(folder: Path) -> None:
     found = folder.stat()
     if found.st_uid == os.geteuid() and found.st_mode & 0o077:
         folder.chmod(0o700)
-
-
-def driver_url(url: str) -> str:
-    """Name psycopg 3 as the driver of a plain PostgreSQL URL."""
-    for prefix in ("postgres://", "postgresql://"):
-        if url.startswith(prefix):
-            return "postgresql+psycopg://" + url.removeprefix(prefix)
-    return url
 
 
 @lru_cache(maxsize=1)

@@ -22,11 +22,13 @@ PYTHON = "3.11"
 PROJECT = "pyproject.toml"
 ALL, CPU, CUDA = "requirements.lock", "requirements-cpu.lock", "requirements-cuda.lock"
 # Programs with an environment each: none of their packages is in the other locks. For tests the server of MLflow, with
-# what reads its models back, and Flower, which shows Celery's tasks; Zensical, which builds the guide from docs/.
+# what reads its models back, Flower, which shows Celery's tasks, and Helm; Zensical, which builds
+# the guide from docs/.
 APART = {
     "requirements-mlflow.lock": ("mlflow", [PROJECT, "tools/mlflow.in", "--extra", "mlflow"]),
     "requirements-flower.lock": ("flower", ["tools/flower.in"]),
     "requirements-guide.lock": ("guide", ["tools/guide.in"]),
+    "requirements-helm.lock": ("helm", ["tools/helm.in"]),
 }
 # Every extra but that of MLflow.
 EXTRAS = ("build", "worker", "torch", "demo", "otel", "dev")

@@ -16,7 +16,7 @@ from tests.support.data import required_data_dir, requires_data
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
-# What needs a cluster is not run; tests/worker/test_deployment_files.py judges the manifest.
+# What needs a cluster is not run; tests/worker/test_chart.py judges the chart.
 NOT_RUN = {"kubernetes"}
 SHELL = {"mobilenet-npu", "transformer", "language-model", "from-quark", "from-vitis-ai", "own-metric"}
 

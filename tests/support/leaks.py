@@ -13,7 +13,7 @@ from sqlalchemy import NullPool, create_engine, exists, select
 
 from service.keys.files import LOCAL_KEY_FILE, PEPPER_FILE
 from service.keys.secrets import weakness
-from service.settings import driver_url
+from service.server_urls import driver_url
 from service.tables import Base
 
 KINDS = {

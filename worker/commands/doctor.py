@@ -38,7 +38,7 @@ from worker.sandbox import Sandbox, SandboxLimits
 _ENGINE = ("numpy", "onnx", "onnx_ir", "onnxruntime", "PIL", "safetensors")
 _CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm")
 _PYTHON = (3, 11)
-_ENCODE = "Percent-encode @, / and : in the user and the password of {}."
+_ENCODE = "Percent-encode @, / and : in its user and password, or give the password as QUANTMILL_{}_PASSWORD."
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def _bucket(settings: Settings) -> DoctorFinding:
 
 def _database(settings: Settings) -> Iterator[DoctorFinding]:
     if _is_ambiguous(settings.database_url):
-        yield DoctorFinding("database", False, "the URL cannot be read", _ENCODE.format("QUANTMILL_DATABASE_URL"))
+        yield DoctorFinding("database", False, "the URL cannot be read", _ENCODE.format("DATABASE"))
         return
     url = make_url(settings.database_url)
     shown = url.render_as_string(hide_password=True)
@@ -145,7 +145,7 @@ def _broker(settings: Settings) -> Iterator[DoctorFinding]:
         yield DoctorFinding("broker", True, "none: workers poll the database")
         return
     if _is_ambiguous(settings.broker_url):
-        yield DoctorFinding("broker", False, "the URL cannot be read", _ENCODE.format("QUANTMILL_BROKER_URL"))
+        yield DoctorFinding("broker", False, "the URL cannot be read", _ENCODE.format("BROKER"))
         return
     shown = make_url(settings.broker_url).render_as_string()
     sender = TaskSender(settings)

@@ -25,7 +25,8 @@ from service.http import etag_matches
 from service.ids import is_id, new_id
 from service.pagination import CursorCodec, InvalidCursorError, Position
 from service.problems.router import problem_types
-from service.settings import Settings, driver_url
+from service.server_urls import driver_url
+from service.settings import Settings
 from service.storage import FileStore, StoredFileCorruptError, StoredFileMissingError, file_sha256
 from tests.support.each import each
 from tests.support.patience import PATIENCE_SECONDS
