@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session
 from service.contracts.runner import LogLine, MetricLine, ProgressLine
 from service.db import Database
 from service.jobs import events, repository, transitions
+from service.monitoring.declarations import LEASES_LOST
 from service.tables import Job
 from worker.runner_input import boot_seconds
 
@@ -201,8 +202,12 @@ class Lease:
                 if self.over():
                     self._lapsed_at = boot_seconds()
                 self._renewed_at = started
-            self._lost = not renewal.alive
+            self._lose(not renewal.alive)
             self._cancel_requested = renewal.cancel_requested
+
+    def _lose(self, lost: bool) -> None:
+        LEASES_LOST.inc(lost and not self._lost)
+        self._lost = lost
 
     def _renew_in(self, session: Session) -> transitions.Renewal:
         renewal = transitions.renew(session, self._job.id, self._job.attempt, lease_seconds=self.timing.lease)
@@ -218,7 +223,7 @@ class Lease:
         except DATABASE_AWAY:
             return  # the next renewal judges
         if now is None or now.state != "running" or now.attempt != self._job.attempt:
-            self._lost = not self._ending.is_set()  # after the end it is no news that the job does not run
+            self._lose(not self._ending.is_set())  # after the end it is no news that the job does not run
         else:
             self._cancel_requested = now.cancel_requested
 

@@ -6,6 +6,8 @@ from contextlib import ExitStack
 
 from service.db import Database
 from service.dispatch.dispatcher import open_dispatcher
+from service.monitoring.collectors import registry_of
+from service.monitoring.serving import serving
 from service.notifier import ChangeFeed
 from service.process import hide_process
 from service.schema import require_migrated
@@ -54,7 +56,8 @@ def run_reconciler_process(settings: Settings, *, once: bool) -> dict[str, int] 
         if once:
             done = run_once(loops) | {"dispatch": 0 if dispatcher is None else dispatcher.round()}
             return done | {outbox: send_once(outbox, settings, database, store) for outbox in OUTBOXES}
-        with scrubbing(settings, database, store), ExitStack() as stack:
+        metrics = registry_of(settings, "reconciler", database)
+        with serving(settings, metrics), scrubbing(settings, database, store), ExitStack() as stack:
             if dispatcher is not None:
                 stack.enter_context(ChangeFeed(database).subscribe(dispatcher.heard))
             for outbox in OUTBOXES:

@@ -38,6 +38,7 @@ from worker.attempt import AttemptWatch
 from worker.conclusion import Conclusion, QueueBackoff, worker_fault
 from worker.confinement.controls import LANDLOCK
 from worker.confinement.places import Places
+from worker.counting import count_claim, count_ending
 from worker.faults import storage_fault
 from worker.guard import Guard, StopClock, StoppedError
 from worker.lease import DATABASE_AWAY, Lease, Timing
@@ -128,6 +129,7 @@ class Supervisor:
         claimed_at = boot_seconds()
         with self._database.write() as session:
             job = self._claim(session, job_id, attempt)
+        count_claim(job)
         if job is None:
             log.info("job.not_claimed job_id=%s attempt=%d", job_id, attempt)
             return None
@@ -263,6 +265,7 @@ class Supervisor:
             ending = watch.to_end()
         used.cpu_seconds = memory.cpu_seconds
         reach("after_runner_end")
+        count_ending(ending)
         outcome = classify(ending)
         _log_ending(job, ending, outcome)
         return outcome

@@ -23,6 +23,16 @@ class SlotsOut(BaseModel):
     free: int
 
 
+class OwnJobsOut(BaseModel):
+    """Jobs of the key's own tenant in a queue."""
+
+    queued: QueuedOut
+    running: int
+    oldest_due_age_seconds: float | None = Field(
+        description="Seconds that the tenant's oldest job that can start now has been waiting; null if there is none."
+    )
+
+
 class QueueOut(BaseModel):
     """A queue, with its current figures for all tenants."""
 
@@ -47,6 +57,7 @@ class QueueOut(BaseModel):
     waited_seconds: float = Field(
         default=0.0, description="Seconds that the first job that can start now has been waiting; 0 if there is none."
     )
+    own: OwnJobsOut | None = Field(default=None, description="Of these, the jobs of the key's own tenant.")
 
 
 class QueueList(BaseModel):

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
+from service.monitoring.declarations import UPLOADED
 from service.storage import StorageFullError, file_sha256, sync_folder
 from service.uploads.schemas import UploadBusyError
 
@@ -186,6 +187,7 @@ class UploadFile:
             while view:
                 written = os.pwrite(self._descriptor, view, offset)
                 view, offset = view[written:], offset + written
+                UPLOADED.inc(written)
         if offset - self._flushed >= _UNWRITTEN_BYTES:
             _begin_to_flush(self._descriptor, self._flushed, offset - self._flushed)
             self._flushed = offset
