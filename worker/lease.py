@@ -202,12 +202,9 @@ class Lease:
                 if self.over():
                     self._lapsed_at = boot_seconds()
                 self._renewed_at = started
-            self._lose(not renewal.alive)
+            self._lost = not renewal.alive
+            LEASES_LOST.inc(self._lost)
             self._cancel_requested = renewal.cancel_requested
-
-    def _lose(self, lost: bool) -> None:
-        LEASES_LOST.inc(lost and not self._lost)
-        self._lost = lost
 
     def _renew_in(self, session: Session) -> transitions.Renewal:
         renewal = transitions.renew(session, self._job.id, self._job.attempt, lease_seconds=self.timing.lease)
@@ -223,7 +220,8 @@ class Lease:
         except DATABASE_AWAY:
             return  # the next renewal judges
         if now is None or now.state != "running" or now.attempt != self._job.attempt:
-            self._lose(not self._ending.is_set())  # after the end it is no news that the job does not run
+            self._lost = not self._ending.is_set()  # after the end it is no news that the job does not run
+            LEASES_LOST.inc(self._lost)
         else:
             self._cancel_requested = now.cancel_requested
 

@@ -91,6 +91,7 @@ _OF_QUEUES: tuple[tuple[Declared, Callable[[QueueOut], float]], ...] = (
     (declared.QUEUE_AGE, lambda queue: queue.oldest_due_age_seconds or 0.0),
     (declared.QUEUE_WAITED, lambda queue: queue.waited_seconds),
     (declared.QUEUE_WANTED, lambda queue: queue.wanted_slots),
+    (declared.SHORT_SLOTS, lambda queue: queue.slots.short),
     (declared.WORKERS, lambda queue: queue.workers),
     (declared.DEAF_WORKERS, lambda queue: queue.deaf_workers),
 )

@@ -136,6 +136,9 @@ QUEUE_WANTED = _looked_up(
     {"queue": _QUEUE},
 )
 SLOTS = _looked_up("quantmill_slots", "Slots of the live workers.", LOOKS, {"queue": _QUEUE, "state": ("busy", "free")})
+SHORT_SLOTS = _looked_up(
+    "quantmill_short_slots", "Of these, slots that are kept for short jobs.", LOOKS, {"queue": _QUEUE}
+)
 WORKERS = _looked_up("quantmill_workers", "Workers seen within the last minute.", LOOKS, {"queue": _QUEUE})
 DEAF_WORKERS = _looked_up(
     "quantmill_deaf_workers", "Of these, workers that no message reaches.", LOOKS, {"queue": _QUEUE}

@@ -47,7 +47,9 @@ def _queue(name: str, waiting: QueuedFigures, running: int, workers: WorkerFigur
         oldest_due_age_seconds=_rounded(waiting.oldest_seconds),
         workers=workers.workers,
         deaf_workers=workers.deaf,
-        slots=SlotsOut(total=workers.slots, busy=workers.busy, free=workers.slots - workers.busy),
+        slots=SlotsOut(
+            total=workers.slots, busy=workers.busy, free=workers.slots - workers.busy, short=workers.short_slots
+        ),
         wanted_slots=waiting.startable + running,
         waited_seconds=round(waiting.waited_seconds, 3),
     )

@@ -85,6 +85,7 @@ class WorkerFigures:
     deaf: int = 0
     slots: int = 0
     busy: int = 0
+    short_slots: int = 0  # of the slots, those that are kept for short jobs
 
 
 def waiting(session: Session, *, full: Collection[str] = ()) -> dict[str, QueuedFigures]:
@@ -144,6 +145,7 @@ def worker_figures(session: Session) -> dict[str, WorkerFigures]:
             func.sum(Worker.slots),
             # a job that was taken away from a worker may still be ending there
             func.sum(case((busy > Worker.slots, Worker.slots), else_=busy)),
+            func.sum(Worker.short_slots),
         )
         .join(load, load.c.worker_id == Worker.id, isouter=True)
         .where(Worker.seen_at > db_now() - ALIVE_SECONDS)

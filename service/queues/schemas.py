@@ -21,6 +21,7 @@ class SlotsOut(BaseModel):
     )
     busy: int = Field(description="Slots that are currently running a job, from any queue.")
     free: int
+    short: int = Field(default=0, description="Of the total, slots that are kept for short jobs.")
 
 
 class OwnJobsOut(BaseModel):

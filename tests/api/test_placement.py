@@ -104,7 +104,7 @@ def test_the_queues_are_shown(with_gpu: Front) -> None:
     assert found["gpu"]["wanted_slots"] == 1
     assert found["gpu"]["waited_seconds"] == found["gpu"]["oldest_due_age_seconds"]
     assert found["gpu"]["oldest_due_age_seconds"] >= 0
-    assert (found["gpu"]["workers"], found["gpu"]["slots"]) == (1, {"total": 2, "busy": 0, "free": 2})
+    assert (found["gpu"]["workers"], found["gpu"]["slots"]) == (1, {"total": 2, "busy": 0, "free": 2, "short": 0})
     problem(with_gpu.http.get("/v1/queues?state=due"), 422, "invalid-request")
     for deaf in (True, False):
         with with_gpu.app.database.write() as session:

@@ -101,8 +101,7 @@ def run_forever(loops: Sequence[Loop], stopping: Callable[[], bool]) -> None:
     """
     due_at = dict.fromkeys((loop.name for loop in loops), 0.0)
     for loop in loops:
-        ROUND_PERIOD.labels(loop.name).set(loop.period_seconds)
-        ROUND_FAILURES.labels(loop.name)
+        _show(loop.name, loop.period_seconds)
     while not stopping():
         for loop in loops:
             now = time.monotonic()
@@ -112,6 +111,13 @@ def run_forever(loops: Sequence[Loop], stopping: Callable[[], bool]) -> None:
             if done := attempted(loop.name, loop.round):
                 log.info("reconcile.done loop=%s count=%d", loop.name, done)
         time.sleep(TICK_SECONDS)
+
+
+def _show(name: str, period_seconds: float) -> None:
+    """Have the loop among the metrics before its first round, which may fail."""
+    ROUND_PERIOD.labels(name).set(period_seconds)
+    ROUND_SUCCESS.labels(name)
+    ROUND_FAILURES.labels(name)
 
 
 def attempted(name: str, work: Callable[[], int]) -> int:
@@ -245,7 +251,7 @@ def sending(outbox: str, settings: Settings, database: Database, store: FileStor
             attempted(outbox, send)
             wake.wait(settings.reconcile_seconds)  # an end makes room for the next
 
-    ROUND_PERIOD.labels(outbox).set(settings.reconcile_seconds)
+    _show(outbox, settings.reconcile_seconds)
     thread = Thread(target=run, name=outbox, daemon=True)
     thread.start()
     try:
