@@ -18,8 +18,8 @@ Every process can serve [Prometheus](https://prometheus.io) metrics on a port of
 
 | process | port |
 |---|---|
-| `quantmill api`, `worker`, `reconcile`; `celery -A worker.celery_app worker` | `QUANTMILL_METRICS_PORT`; 0, the default: none |
-| `quantmill up` | four consecutive ports from `QUANTMILL_METRICS_PORT` on: API, reconciler, worker, worker for inspections |
+| `quantmill api`, `worker`, `reconcile`; `celery ... worker` | `QUANTMILL_METRICS_PORT`; 0, the default: none |
+| `quantmill up` | that port and the next three: API, reconciler, worker, worker for inspections |
 
 A port that is in use is an error at the start (`address-unavailable`): two processes on one host, such as two API
 processes, need different ports. The port asks for no key and answers on `QUANTMILL_METRICS_HOST` (127.0.0.1);
@@ -69,8 +69,8 @@ nothing is delivered; jobs still start.
 
 ### QuantmillDatabaseAway
 
-*Meaning.* The database did not answer an API or a reconciler. Requests get 503; running jobs go on for as long as
-[a lease](operations.md#leases), then wait.
+*Meaning.* The database did not answer an API or a reconciler. Requests get 503; running jobs go on for as long as [a
+lease](operations.md#leases), then wait.
 
 *Look at* `/readyz` of the API, `metrics.database_away` in its log, the database's own log, its connections and disk.
 
@@ -88,14 +88,15 @@ If a single instance is concerned, check its network and `QUANTMILL_DATABASE_URL
 
 ### QuantmillJobsWaitBesideFreeSlots
 
-*Meaning.* A job could have started 15 minutes ago, workers have free slots that are not kept for
-[short jobs](operations.md#short-jobs), and nobody starts it.
+*Meaning.* A job could have started 15 minutes ago, workers have free slots that are not kept for [short
+jobs](operations.md#short-jobs), and nobody starts it.
 
-*Look at* `quantmill_deaf_workers`, `quantmill_messages_lost_total`, the duration and result of messages to the broker,
-and `dispatch` in the logs of reconciler and API.
+*Look at* `quantmill_deaf_workers`, `quantmill_messages_lost_total`, the duration and result of messages to the
+broker, and `dispatch` in the logs of reconciler and API.
 
 *Do.* Check the broker; restart workers that are [deaf](operations.md#a-worker-that-hears-nothing); see that a
-reconciler runs. If slots are busy instead of free, this alert is silent: add workers by `quantmill_queue_wanted_slots`.
+reconciler runs. If slots are busy instead of free, this alert is silent: add workers by
+`quantmill_queue_wanted_slots`.
 
 ### QuantmillWorkerDeaf
 
@@ -112,7 +113,8 @@ by itself after `QUANTMILL_DEAF_SECONDS`, to be restarted.
 workers stay (`expire_leases`), schedules do not fire (`fire_schedules`), nothing is delivered (`deliver_webhooks`,
 `hand_over`), files are not collected (`collect_...`).
 
-*Look at* `reconcile.failed` and `reconcile.database_away` in the reconciler's log, and `quantmill_reconcile_failures_total`.
+*Look at* `reconcile.failed` and `reconcile.database_away` in the reconciler's log, and
+`quantmill_reconcile_failures_total`.
 
 *Do.* Remove the cause that the log names. If the log is silent, a round hangs, on a disk or a mount most likely:
 `quantmill_reconcile_duration_seconds` shows which loop was slow before. Restart the reconciler; loops lose nothing.
@@ -122,38 +124,40 @@ workers stay (`expire_leases`), schedules do not fire (`fire_schedules`), nothin
 *Meaning.* Workers die or stop with jobs in their hands, more than three within 15 minutes. The jobs are tried again,
 three times at most.
 
-*Look at* `job.lease_expired` in the reconciler's log, which names the jobs, and at what ended the workers: the kernel's
-out-of-memory killer (`dmesg`), the container's limits, a node that left.
+*Look at* `job.lease_expired` in the reconciler's log, which names the jobs, and at what ended the workers: the
+kernel's out-of-memory killer (`dmesg`), the container's limits, a node that left.
 
-*Do.* Give workers more memory or fewer slots ([memory](operations.md#memory)); let deployments stop them by SIGTERM, which
-puts jobs back without charge.
+*Do.* Give workers more memory or fewer slots ([memory](operations.md#memory)); let deployments stop them by SIGTERM,
+which puts jobs back without charge.
 
 ### QuantmillAttemptsInterrupted
 
-*Meaning.* Attempts on one worker end for a reason of its host, and are not charged. The code says which: `storage-full`,
-`storage-away`, `database-away`, `runner-not-started`, `worker-fault`.
+*Meaning.* Attempts on one worker end for a reason of its host, and are not charged. The code says which:
+`storage-full`, `storage-away`, `database-away`, `runner-not-started`, `worker-fault`.
 
 *Look at* the worker's log, and `waiting` of the jobs, which says the same in words.
 
-*Do.* Free disk space, mount the storage, repair the installation of the worker; see
-[full disks](operations.md#full-disks-and-missing-mounts) and [worker faults](operations.md#worker-faults). Jobs continue by themselves.
+*Do.* Free disk space, mount the storage, repair the installation of the worker; see [full
+disks](operations.md#full-disks-and-missing-mounts) and [worker faults](operations.md#worker-faults). Jobs continue by
+themselves.
 
 ### QuantmillJobsFail
 
 *Meaning.* More than half of at least ten attempts within 30 minutes failed or crashed.
 
-*Look at* `quantmill_job_attempts_total` by `code`. Codes of models, data and configs are faults of clients: one client with a
-broken pipeline is enough. `poison`, `stalled` and `resource-limit`, and the outcome `retry`, are for you;
-`quantmill_sandbox_kills_total` tells why runners were ended.
+*Look at* `quantmill_job_attempts_total` by `code`. Codes of models, data and configs are faults of clients: one
+client with a broken pipeline is enough. `poison`, `stalled` and `resource-limit`, and the outcome `retry`, are for
+you; `quantmill_sandbox_kills_total` shows why runners were ended.
 
-*Do.* Compare with the last update of the service. Ask the clients whose jobs fail; their [errors](errors.md) say what to change.
+*Do.* Compare with the last update of the service. Ask the clients whose jobs fail; their [errors](errors.md) say what
+to change.
 
 ### QuantmillHttpErrors
 
 *Meaning.* More than one in twenty requests is answered with 5xx.
 
-*Look at* the panel Errors by route, `/readyz`, and `request.crashed` in the API's log. 503 means a database, or threads, that are
-busy or away; 507 a full disk; 500 a fault of ours.
+*Look at* the panel Errors by route, `/readyz`, and `request.crashed` in the API's log. 503 means a database, or
+threads, that are busy or away; 507 a full disk; 500 a fault of ours.
 
 *Do.* On 503 see [QuantmillDatabaseAway](#quantmilldatabaseaway) and add API processes if
 [threads](operations.md#threads-and-connections) are busy. Report a 500 with its log.
@@ -168,7 +172,8 @@ busy or away; 507 a full disk; 500 a fault of ours.
 
 ### QuantmillBrokerRefuses
 
-*Meaning.* The broker refused a message or did not answer within `QUANTMILL_PUBLISH_SECONDS`. Jobs stay queued and are sent again.
+*Meaning.* The broker refused a message or did not answer within `QUANTMILL_PUBLISH_SECONDS`. Jobs stay queued and are
+sent again.
 
 *Look at* `dispatch.failed` in the log of the process, `quantmill doctor`, the broker's memory and connections.
 
@@ -178,8 +183,8 @@ busy or away; 507 a full disk; 500 a fault of ours.
 
 *Meaning.* Deliveries or hand-overs have been due for five minutes and nobody has begun to send them.
 
-*Look at* `quantmill_outbox_attempts_total` by outcome, the reconciler's log for `not_sent` (the pepper is missing), and
-deliveries of slow receivers, which hold slots.
+*Look at* `quantmill_outbox_attempts_total` by outcome, the reconciler's log for `not_sent` (the pepper is missing),
+and deliveries of slow receivers, which hold slots.
 
 *Do.* See that a reconciler runs, with `QUANTMILL_KEY_PEPPER`. Start another one, or raise `QUANTMILL_WEBHOOK_SLOTS`.
 
@@ -190,8 +195,8 @@ deliveries of slow receivers, which hold slots.
 *Look at* the label `place`: `data` and `storage` keep models and results, `scratch` running attempts, `cache` and
 `checkpoints` what may be used again.
 
-*Do.* Delete jobs and models, or set `QUANTMILL_JOB_RETENTION_SECONDS`; lower `QUANTMILL_CACHE_BYTES`; enlarge the disk. What is
-[collected when](operations.md#what-grows-and-what-is-collected-when).
+*Do.* Delete jobs and models, or set `QUANTMILL_JOB_RETENTION_SECONDS`; lower `QUANTMILL_CACHE_BYTES`; enlarge the
+disk. What is [collected when](operations.md#what-grows-and-what-is-collected-when).
 """
 _HEAD = ("metric", "type", "labels", "shown by", "meaning")
 

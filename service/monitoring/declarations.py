@@ -200,7 +200,9 @@ FENCED = _counter(
     "quantmill_fenced_publications_total", "Results that were not published because the lease was lost.", WORKER
 )
 LEASES_EXPIRED = _counter(
-    "quantmill_leases_expired_total", "Jobs taken away from workers that stopped responding.", RECONCILER
+    "quantmill_leases_expired_total",
+    "Leases of workers that stopped responding; their jobs are tried again, or fail.",
+    RECONCILER,
 )
 CACHE_BYTES = _looked_up("quantmill_cache_bytes", "Size of QUANTMILL_CACHE_DIR.", WORKER)
 
@@ -271,7 +273,7 @@ SENT = _counter(
 
 BUILD = _looked_up(
     "quantmill_build_info",
-    "Always 1; the labels tell what runs.",
+    "Always 1; its labels show what runs.",
     ALL,
     {"version": "of Quantmill", "python": "its version", "process": ALL},
 )
