@@ -28,11 +28,16 @@ from service.queues.figures import figures
 from service.queues.schemas import QueueOut
 from service.repository import Outbox
 from service.settings import Settings
+from service.timeouts import DatabaseTimeouts
 from service.webhooks.repository import OUTBOX as WEBHOOKS
 
 log = logging.getLogger(__name__)
 # What was found a moment ago is told again: several may scrape.
 FRESH_SECONDS = 5.0
+# Of a database that is asked for figures alone: a scrape waits no longer, whatever the process itself would do.
+LOOK_TIMEOUTS = DatabaseTimeouts(
+    lock_seconds=2.0, answer_seconds=3.0, connect_seconds=2.0, pool_seconds=1.0, writers=1, connections=4
+)
 _OUTBOXES: dict[str, Outbox[Any]] = {"webhooks": WEBHOOKS, "hand_overs": HAND_OVERS}
 _Values = Mapping[tuple[str, ...], float]
 

@@ -156,7 +156,7 @@ OUTBOX_AGE = _looked_up(
 # Jobs.
 CLAIMS = _counter(
     "quantmill_claims_total",
-    "Claims of released jobs; lost: the job was canceled, or claimed by another worker.",
+    "Claims of released jobs; lost: another worker has it, it was canceled, or its tenant is at its limit.",
     WORKER,
     {"result": ("won", "lost")},
 )

@@ -194,5 +194,13 @@ def test_a_real_scrape_is_as_promtool_wants_it(sqlite_front: Front) -> None:
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
+def test_operators_alone_may_scrape(sqlite_front: Front) -> None:
+    for scope in ("read", "submit", "manage", "admin"):
+        key = sqlite_front.http.post("/v1/keys", json={"name": "ci", "scope": scope, "tenant": "acme"}).json()["key"]
+        problem(sqlite_front.http.get("/metrics", headers={"Authorization": f"Bearer {key}"}), 403, "scope-missing")
+    made = sqlite_front.http.post("/v1/keys", json={"name": "prometheus", "scope": "operator"}).json()["key"]
+    assert sqlite_front.http.get("/metrics", headers={"Authorization": f"Bearer {made}"}).status_code == 200
+
+
 def test_metrics_take_no_parameters_and_no_other_method(sqlite_front: Front) -> None:
     problem(sqlite_front.http.post("/metrics"), 405, "method-not-allowed")
