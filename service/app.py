@@ -32,6 +32,8 @@ from service.keys.router import router as keys
 from service.limiting import ConcurrencyMiddleware, LimitMiddleware
 from service.middleware import CompressionMiddleware, RequestIdMiddleware
 from service.models.router import router as models
+from service.monitoring.requests import MeasuringMiddleware
+from service.monitoring.router import router as monitoring
 from service.names.aliases.router import routers as aliases
 from service.origins import OriginMiddleware, PublicUrlMiddleware, shared
 from service.presets.router import router as presets
@@ -74,9 +76,9 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     app.state.app = state
     resources = (uploads, models, datasets, inspections, jobs, batches, comparison, queues, reports, artifacts)
-    others = (schedules, webhooks, quarantine, quotas, audit, presets, targets, problems, health, docs, guide)
+    others = (schedules, webhooks, quarantine, quotas, audit, presets, targets, problems, docs, guide)
     # /v1/keys/signing goes before /v1/keys/{key_id}
-    for router in (*resources, hand_overs, *aliases, attestations, keys, *others, dashboard):
+    for router in (*resources, hand_overs, *aliases, attestations, keys, health, monitoring, *others, dashboard):
         app.include_router(router)
     errors.install(app, error_page)
     openapi.install(app)
@@ -100,5 +102,6 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         app.add_middleware(PublicUrlMiddleware, public_url=state.settings.public_url)
     app.add_middleware(OriginMiddleware, allowed_hosts=state.settings.hosts, origins=state.settings.origins)
     app.add_middleware(RequestIdMiddleware)
+    app.add_middleware(MeasuringMiddleware)
     app.add_middleware(cast(Any, ProxyHeadersMiddleware), trusted_hosts=list(state.settings.proxies))
     return app

@@ -46,6 +46,7 @@ def api(
     from service.app import create_app
     from service.keys.start import start_refusal
     from service.limits import HEAD_BYTES
+    from service.monitoring.serving import serving
     from service.process import hide_process
     from service.schema import require_migrated
     from service.server import BACKLOG, ApiServer, ProblemProtocol, bound_reading, raise_descriptor_limit
@@ -78,7 +79,7 @@ def api(
         bound_reading(each, settings.reading_seconds)
         log.info("listening on %s", each.getsockname())
     server = ApiServer(config, on_stop=api.state.app.notifier.release)
-    with _announced(settings, sockets[0].getsockname()[1]):
+    with serving(settings, api.state.app.metrics), _announced(settings, sockets[0].getsockname()[1]):
         server.run(sockets=sockets)
     if not server.started:
         raise typer.Exit(1)

@@ -29,6 +29,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
 from service.server_urls import driver_url
+from service.monitoring.declarations import DATABASE_ERRORS, TRANSACTIONS
 from service.timeouts import LONG, DatabaseTimeouts
 
 if TYPE_CHECKING:
@@ -144,13 +145,14 @@ class Database:
         Raises:
             sqlalchemy.exc.TimeoutError: too many others write, or the database was away a moment ago.
         """
-        if not self._writers.acquire(timeout=self._timeouts.lock_seconds):
-            raise PoolTimeoutError(f"{self._timeouts.writers} transactions write, none came to an end")
-        try:
-            with self._noticing(), Session(self._writer, expire_on_commit=False) as session, session.begin():
-                yield session
-        finally:
-            self._writers.release()
+        with _measured("write"):
+            if not self._writers.acquire(timeout=self._timeouts.lock_seconds):
+                raise PoolTimeoutError(f"{self._timeouts.writers} transactions write, none came to an end")
+            try:
+                with self._noticing(), Session(self._writer, expire_on_commit=False) as session, session.begin():
+                    yield session
+            finally:
+                self._writers.release()
 
     @contextmanager
     def read(self) -> Iterator[Session]:
@@ -159,7 +161,7 @@ class Database:
         Raises:
             sqlalchemy.exc.TimeoutError: there is no connection to be had, or the database was away a moment ago.
         """
-        with self._noticing(), Session(self.engine, expire_on_commit=False) as session:
+        with _measured("read"), self._noticing(), Session(self.engine, expire_on_commit=False) as session:
             yield session
 
     def close(self) -> None:
@@ -180,6 +182,19 @@ class Database:
             if self._timeouts.pause_seconds and _is_silent(error):
                 self._away_until = time.monotonic() + self._timeouts.pause_seconds
             raise
+
+
+@contextmanager
+def _measured(mode: str) -> Iterator[None]:
+    """Time a transaction, and count it if the database refused it or did not answer."""
+    begun = time.perf_counter()
+    try:
+        yield
+    except (OperationalError, InterfaceError, PoolTimeoutError):
+        DATABASE_ERRORS.labels(mode).inc()
+        raise
+    finally:
+        TRANSACTIONS.labels(mode).observe(time.perf_counter() - begun)
 
 
 def _is_silent(error: DBAPIError) -> bool:

@@ -13,6 +13,7 @@ from typing import Annotated, ParamSpec, TypeVar, cast
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from prometheus_client import CollectorRegistry
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.datastructures import FormData
@@ -25,6 +26,7 @@ from service.health.service import ReadinessProbe
 from service.keys import cookies, scopes
 from service.keys.keyring import Holder, Keyring
 from service.keys.schemas import KeyNeededError, ScopeMissingError
+from service.monitoring.collectors import registry_of
 from service.notifier import ChangeFeed, Notifier
 from service.principal import Principal
 from service.quotas import service as quotas
@@ -82,6 +84,7 @@ class AppState:
     heavy: Threads
     disk: Threads
     lookups: Threads
+    metrics: CollectorRegistry
     upload_digests: RunningDigests = field(default_factory=RunningDigests)
     meters: dict[str, RateMeter] = field(default_factory=dict)
     opened_at: float = field(default_factory=time.monotonic)
@@ -111,6 +114,7 @@ class AppState:
             heavy=Threads(HEAVY_READERS, HEAVY_WAIT_SECONDS),
             disk=Threads(DISK_WORKERS, math.inf),
             lookups=Threads(LOOKUPS, settings.api_answer_seconds),
+            metrics=registry_of(settings, "api", database),
         )
 
     def dispatch(self) -> None:

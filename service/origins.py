@@ -156,7 +156,8 @@ class PublicUrlMiddleware:
         """Serve one request."""
         if scope["type"] == "http":
             others = [header for header in scope["headers"] if header[0] != b"host"]
-            scope = {**scope, "scheme": self._scheme, "headers": [self._host, *others]}
+            # changed in place: whoever measures finds there which route served it
+            scope.update(scheme=self._scheme, headers=[self._host, *others])
         await self.app(scope, receive, send)
 
 

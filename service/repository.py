@@ -340,6 +340,15 @@ class Outbox(Generic[OutboxTable]):
         """Whether there is anything to send: a look that writes nothing."""
         return session.scalar(select(literal(1)).select_from(self._table).where(*self.due()).limit(1)) is not None
 
+    def backlog(self, session: Session) -> tuple[int, float]:
+        """How many rows are still to be sent; and for how long, in seconds, the first that is due has been."""
+        now = db_now()
+        overdue = now - func.min(type_coerce(self._table.next_attempt_at, Double))
+        pending, seconds = session.execute(
+            select(func.count(), overdue).select_from(self._table).where(self._is_pending)
+        ).one()
+        return pending, max(0.0, seconds or 0.0)
+
     def waiting_longest(
         self, session: Session, columns: Sequence[InstrumentedAttribute[str]], most: int
     ) -> list[tuple[str, ...]]:

@@ -108,6 +108,14 @@ class Settings(BaseSettings):
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
+    metrics_host: str = Field(default="127.0.0.1", description="Address on which every process serves its metrics.")
+    metrics_port: int = Field(
+        default=0,
+        ge=0,
+        le=65535,
+        description="Port on which a process serves its metrics for Prometheus, without a key; 0: none. `up` uses this "
+        "one and the next three.",
+    )
     api_key: SecretStr | None = Field(
         default=None,
         description="A key of the default tenant with all permissions; create others with `keys create`.",

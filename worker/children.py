@@ -74,6 +74,7 @@ class Child:
     name: str  # word for logs
     command: Sequence[str]  # what to start
     pass_fds: Sequence[int] = ()  # descriptors that it inherits
+    variables: Mapping[str, str] = field(default_factory=dict)  # environment of its own
     process: subprocess.Popen[bytes] | None = None  # the running process; None between a death and the restart
     deaths: int = 0  # unexpected ends in a row, and starts that failed
     started_at: float = 0.0
@@ -142,7 +143,7 @@ class ChildKeeper:
     def _start(self, child: Child) -> None:
         child.process = start_child(
             child.command,
-            variables=self._variables,
+            variables={**self._variables, **child.variables},
             pass_fds=child.pass_fds,
             stdout=self._output,
             stderr=self._output,

@@ -20,6 +20,7 @@ from service.quarantine import suspects as quarantine
 from service.settings import Settings
 from service.storage import StorageAwayError, StorageFullError, Store, StoredFileMissingError
 from service.tables import Job
+from worker.counting import count_end
 from worker.faults import storage_fault
 from worker.guard import StopClock
 from worker.lease import DATABASE_AWAY, Lease, Timing
@@ -154,12 +155,14 @@ class Conclusion:
                 outcome, published = worker_fault(error, job.attempt), None
             else:
                 if done:
+                    count_end(job, outcome, published)
                     log.info(
                         "job.concluded job_id=%s attempt=%d outcome=%s", job.id, job.attempt, type(outcome).__name__
                     )
                     return outcome
                 break
         log.warning("job.fenced job_id=%s attempt=%d", job.id, job.attempt)
+        count_end(job, Fenced(), published)
         return Fenced()
 
     @staticmethod

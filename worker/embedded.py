@@ -36,6 +36,7 @@ READY_SECONDS = 60.0
 STOP_SECONDS = 25.0
 TICK_SECONDS = 0.1
 BACKLOG = 1024
+METRICS_PORT = "QUANTMILL_METRICS_PORT"
 LOCK_FILE = "up.lock"
 
 
@@ -89,14 +90,17 @@ class EmbeddedService:
         self.port: int = self._socket.getsockname()[1]
         descriptor = self._socket.fileno()
         inspections = str(inspection_slots(settings))
+        children = (
+            Child("api", command_line("api", "--fd", str(descriptor)), pass_fds=(descriptor,)),
+            Child("reconciler", command_line("reconcile")),
+            Child("worker", command_line("worker", "--queues", "cpu")),
+            # Slots of their own: an upload is validated within seconds also while a job runs for hours.
+            Child("inspector", command_line("worker", "--queues", "inspect", "--slots", inspections)),
+        )
+        for number, child in enumerate(children):
+            child.variables = {METRICS_PORT: str(settings.metrics_port and settings.metrics_port + number)}
         self._keeper = ChildKeeper(
-            (
-                Child("api", command_line("api", "--fd", str(descriptor)), pass_fds=(descriptor,)),
-                Child("reconciler", command_line("reconcile")),
-                Child("worker", command_line("worker", "--queues", "cpu")),
-                # Slots of their own: an upload is validated within seconds also while a job runs for hours.
-                Child("inspector", command_line("worker", "--queues", "inspect", "--slots", inspections)),
-            ),
+            children,
             variables={
                 # two worker processes on one machine share its memory; all inspections together count as one job
                 "QUANTMILL_HOST_SLOTS": str(max(settings.host_slots, settings.worker_slots + 1)),

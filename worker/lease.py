@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session
 from service.contracts.runner import LogLine, MetricLine, ProgressLine
 from service.db import Database
 from service.jobs import events, repository, transitions
+from service.monitoring.declarations import LEASES_LOST
 from service.tables import Job
 from worker.runner_input import boot_seconds
 
@@ -202,6 +203,7 @@ class Lease:
                     self._lapsed_at = boot_seconds()
                 self._renewed_at = started
             self._lost = not renewal.alive
+            LEASES_LOST.inc(self._lost)
             self._cancel_requested = renewal.cancel_requested
 
     def _renew_in(self, session: Session) -> transitions.Renewal:
@@ -219,6 +221,7 @@ class Lease:
             return  # the next renewal judges
         if now is None or now.state != "running" or now.attempt != self._job.attempt:
             self._lost = not self._ending.is_set()  # after the end it is no news that the job does not run
+            LEASES_LOST.inc(self._lost)
         else:
             self._cancel_requested = now.cancel_requested
 

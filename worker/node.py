@@ -15,6 +15,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from service.contracts.command_errors import InvalidSettingsError
 from service.db import Database
 from service.jobs.queues import GPU_QUEUE, QUEUES, queue_of
+from service.monitoring.collectors import registry_of
+from service.monitoring.serving import serving
 from service.process import forget_variables, hide_process
 from service.queues import repository
 from service.schema import require_migrated
@@ -165,6 +167,7 @@ class Node:
             ]
         )
         self.short_slots = kept_slots(self.slots.count, settings.short_slots, devices)
+        self._closing.enter_context(serving(settings, registry_of(settings, "worker")))
         heartbeat = Heartbeat(self.database, self.id, self.offers, short_slots=self.short_slots)
         self._closing.enter_context(heartbeat)
 

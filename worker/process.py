@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 from service.db import Database
 from service.dispatch.dispatcher import open_dispatcher
+from service.monitoring.collectors import LOOK_TIMEOUTS, registry_of
+from service.monitoring.serving import serving
 from service.notifier import ChangeFeed
 from service.process import hide_process
 from service.schema import require_migrated
@@ -55,6 +57,8 @@ def run_reconciler_process(settings: Settings, *, once: bool) -> dict[str, int] 
             done = run_once(loops) | {"dispatch": 0 if dispatcher is None else dispatcher.round()}
             return done | {outbox: send_once(outbox, settings, database, store) for outbox in OUTBOXES}
         with scrubbing(settings, database, store), ExitStack() as stack:
+            looked_at = stack.enter_context(closing(Database(settings.database_url, timeouts=LOOK_TIMEOUTS)))
+            stack.enter_context(serving(settings, registry_of(settings, "reconciler", looked_at)))
             if dispatcher is not None:
                 stack.enter_context(ChangeFeed(database).subscribe(dispatcher.heard))
             for outbox in OUTBOXES:

@@ -37,6 +37,7 @@ from service.tables import Job
 from worker.attempt import AttemptWatch
 from worker.conclusion import Conclusion, QueueBackoff, worker_fault
 from worker.confinement.controls import LANDLOCK
+from worker.counting import count_claim, count_ending
 from worker.faults import storage_fault
 from worker.guard import Guard, StopClock, StoppedError
 from worker.lease import DATABASE_AWAY, Lease, Timing
@@ -129,6 +130,7 @@ class Supervisor:
         claimed_at = boot_seconds()
         with self._database.write() as session:
             job = self._claim(session, job_id, attempt)
+        count_claim(job)
         if job is None:
             log.info("job.not_claimed job_id=%s attempt=%d", job_id, attempt)
             return None
@@ -237,9 +239,7 @@ class Supervisor:
             task_file = materials.lay_out(self._read(job, materials, guard))
             places = materials.places
             reach("after_inputs")
-            remaining = (
-                None if job.deadline_at is None else max(0.0, (job.deadline_at - job.updated_at).total_seconds())
-            )
+            remaining = _remaining_seconds(job)
             budget = budget_of(job, scratch, self._settings, self._memory_bytes)
             guard.await_lease(self._timing.frozen)
             limits = self._limits(job, remaining, budget, scratch)
@@ -267,6 +267,7 @@ class Supervisor:
                 ending = watch.to_end()
         used.cpu_seconds = memory.cpu_seconds
         reach("after_runner_end")
+        count_ending(ending)
         outcome = classify(ending)
         _log_ending(job, ending, outcome)
         return outcome

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+import time
 from typing import Any
 
 from celery import Celery
@@ -15,6 +16,7 @@ from service.dispatch.slots import FreeSlots
 from service.ids import is_id
 from service.jobs.errors import DispatchError
 from service.jobs.queues import QUEUES
+from service.monitoring.declarations import PUBLISHES
 from service.settings import Settings
 
 # The task of each kind of job.
@@ -127,6 +129,7 @@ class TaskSender:
         Raises:
             DispatchError: the broker refused it or did not answer in time. The message may arrive all the same.
         """
+        begun, result = time.perf_counter(), "failed"
         try:
             self._app.send_task(
                 TASK_OF_KIND[job.kind],
@@ -138,9 +141,12 @@ class TaskSender:
                 retry=False,
                 ignore_result=True,
             )
+            result = "sent"
         except Exception as error:
             # Transports raise their own library's errors as well as kombu's; all mean that the message was not taken.
             raise _away(error) from error
+        finally:
+            PUBLISHES.labels(result).observe(time.perf_counter() - begun)
 
     def free(self, session: Session) -> FreeSlots:
         """Slots of all workers that are alive."""

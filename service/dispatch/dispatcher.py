@@ -20,6 +20,7 @@ from service.dispatch.repository import next_due
 from service.dispatch.slots import FreeSlots
 from service.jobs import transitions
 from service.jobs.errors import DispatchError
+from service.monitoring.declarations import MESSAGES_LOST
 from service.repository import alone
 from service.settings import Settings
 
@@ -163,6 +164,7 @@ class Dispatcher:
             lost = transitions.take_back(session, lost_seconds=self._lost_seconds) if look else 0
             jobs = release(session, self._carrier.free(session), self._quota)
         if lost:
+            MESSAGES_LOST.inc(lost)
             log.warning("dispatch.lost jobs=%d: no worker has taken them", lost)
         if jobs:
             failpoints.reach("after_release")

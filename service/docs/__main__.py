@@ -16,6 +16,7 @@ from service.docs.endpoints_page import endpoints_page
 from service.docs.errors_page import errors_page
 from service.docs.fields import code, table
 from service.docs.metrics_page import metrics_page
+from service.docs.monitoring_page import monitoring_page
 from service.jobs.transitions.rows import TRANSITIONS, Transition
 from service.settings import Settings
 from service.tables.jobs import JOB_STATES, TERMINAL_STATES
@@ -69,6 +70,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "endpoints": lambda: endpoints_page(_openapi()),
     "errors": errors_page,
     "metrics": metrics_page,
+    "monitoring": monitoring_page,
     "transitions": transitions_page,
 }
 

@@ -85,6 +85,7 @@ _NEEDED: dict[tuple[str, str], Scope] = {
     ("POST", "/v1/keys/{key_id}/rotate"): "admin",
     ("POST", "/v1/keys/{key_id}/revoke"): "admin",
     ("GET", "/v1/audit"): "admin",
+    ("GET", "/metrics"): "operator",
     ("GET", "/v1/tenants/{tenant}"): "operator",
     ("PUT", "/v1/tenants/{tenant}/quota"): "operator",
 }

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from service.db import db_now
 from service.jobs.queues import QUEUES
-from service.repository import upsert
+from service.repository import owned, upsert
 from service.tables import Job, Worker
 from service.tables.jobs import IS_QUEUED, IS_RUNNING
 
@@ -85,6 +85,7 @@ class WorkerFigures:
     deaf: int = 0
     slots: int = 0
     busy: int = 0
+    short_slots: int = 0  # of the slots, those that are kept for short jobs
 
 
 def waiting(session: Session, *, full: Collection[str] = ()) -> dict[str, QueuedFigures]:
@@ -110,9 +111,25 @@ def waiting(session: Session, *, full: Collection[str] = ()) -> dict[str, Queued
     }
 
 
-def running(session: Session) -> dict[str, int]:
-    """By queue, the number of jobs that run."""
+def waiting_of(session: Session, tenant_id: str) -> dict[str, QueuedFigures]:
+    """By queue, the tenant's jobs that wait in it."""
+    now, moment = db_now(), type_coerce(Job.not_before, Double)
+    statement = (
+        select(Job.queue, func.count(), func.sum(case((moment <= now, 1), else_=0)), now - func.min(moment))
+        .where(text(IS_QUEUED), Job.queue.in_(QUEUES), owned(Job, tenant_id))
+        .group_by(Job.queue)
+    )
+    return {
+        queue: QueuedFigures(queued, due, max(0.0, seconds) if due else None)
+        for queue, queued, due, seconds in session.execute(statement)
+    }
+
+
+def running(session: Session, tenant_id: str | None = None) -> dict[str, int]:
+    """By queue, the number of jobs that run; of one tenant, or of all."""
     statement = select(Job.queue, func.count().label("jobs")).where(text(IS_RUNNING)).group_by(Job.queue)
+    if tenant_id is not None:
+        statement = statement.where(owned(Job, tenant_id))
     return {row.queue: row.jobs for row in session.execute(statement)}
 
 
@@ -128,6 +145,7 @@ def worker_figures(session: Session) -> dict[str, WorkerFigures]:
             func.sum(Worker.slots),
             # a job that was taken away from a worker may still be ending there
             func.sum(case((busy > Worker.slots, Worker.slots), else_=busy)),
+            func.sum(Worker.short_slots),
         )
         .join(load, load.c.worker_id == Worker.id, isouter=True)
         .where(Worker.seen_at > db_now() - ALIVE_SECONDS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Depends
 
-from service.deps import AppDep, get_principal, reading
+from service.deps import AppDep, PrincipalDep, reading
 from service.http import only_parameters
 from service.queues import service
 from service.queues.schemas import QueueList
@@ -12,8 +12,8 @@ from service.queues.schemas import QueueList
 router = APIRouter(prefix="/v1/queues", tags=["queues"])
 
 
-@router.get("", dependencies=[Depends(get_principal), Depends(only_parameters())])
+@router.get("", dependencies=[Depends(only_parameters())])
 @reading
-def list_queues(app: AppDep) -> QueueList:
-    """List the queues with their queued jobs, running jobs and slots."""
-    return QueueList(items=service.all_queues(app))
+def list_queues(app: AppDep, principal: PrincipalDep) -> QueueList:
+    """List the queues with their queued jobs, running jobs and slots, and with the tenant's own jobs."""
+    return QueueList(items=service.queues_of(app, principal.tenant_id))

@@ -21,6 +21,17 @@ class SlotsOut(BaseModel):
     )
     busy: int = Field(description="Slots that are currently running a job, from any queue.")
     free: int
+    short: int = Field(default=0, description="Of the total, slots that are kept for short jobs.")
+
+
+class OwnJobsOut(BaseModel):
+    """Jobs of the key's own tenant in a queue."""
+
+    queued: QueuedOut
+    running: int
+    oldest_due_age_seconds: float | None = Field(
+        description="Seconds that the tenant's oldest job that can start now has been waiting; null if there is none."
+    )
 
 
 class QueueOut(BaseModel):
@@ -47,6 +58,7 @@ class QueueOut(BaseModel):
     waited_seconds: float = Field(
         default=0.0, description="Seconds that the first job that can start now has been waiting; 0 if there is none."
     )
+    own: OwnJobsOut | None = Field(default=None, description="Of these, the jobs of the key's own tenant.")
 
 
 class QueueList(BaseModel):

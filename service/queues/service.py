@@ -7,38 +7,21 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from service.deps import AppState
-from service.jobs.queues import QUEUES
-from service.queues import repository
 from service.queues import repository as workers
-from service.queues.repository import QueuedFigures, WorkerFigures
-from service.queues.schemas import QueuedOut, QueueOut, SlotsOut
-from service.quotas.service import running_limits
+from service.queues.figures import figures, with_own
+from service.queues.schemas import QueueOut, SlotsOut
 
 
 def all_queues(app: AppState) -> list[QueueOut]:
     """Every queue, also one that nothing waits in and nobody serves."""
     with app.database.read() as session:
-        full = running_limits(session, app.settings.quota).full()
-        waiting, running = repository.waiting(session, full=full), repository.running(session)
-        served = repository.worker_figures(session)
-    return [
-        _queue(name, waiting.get(name, QueuedFigures()), running.get(name, 0), served.get(name, WorkerFigures()))
-        for name in QUEUES
-    ]
+        return figures(session, app.settings.quota)
 
 
-def _queue(name: str, waiting: QueuedFigures, running: int, workers: WorkerFigures) -> QueueOut:
-    return QueueOut(
-        name=name,
-        queued=QueuedOut(due=waiting.due, delayed=waiting.queued - waiting.due),
-        running=running,
-        oldest_due_age_seconds=None if waiting.oldest_seconds is None else round(waiting.oldest_seconds, 3),
-        workers=workers.workers,
-        deaf_workers=workers.deaf,
-        slots=SlotsOut(total=workers.slots, busy=workers.busy, free=workers.slots - workers.busy),
-        wanted_slots=waiting.startable + running,
-        waited_seconds=round(waiting.waited_seconds, 3),
-    )
+def queues_of(app: AppState, tenant_id: str) -> list[QueueOut]:
+    """The same, with what the tenant has in each."""
+    with app.database.read() as session:
+        return with_own(session, figures(session, app.settings.quota), tenant_id)
 
 
 @dataclass(frozen=True)

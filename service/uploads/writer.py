@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 
 from service.storage import FileStore, StorageFullError, file_sha256, sync_folder
+from service.monitoring.declarations import UPLOADED
 from service.uploads.schemas import UploadBusyError
 
 # Digests of uploads that are under way: with them, a file that came in parts need not be read again at its end.
@@ -195,6 +196,7 @@ class UploadFile:
             while view:
                 written = os.pwrite(self._descriptor, view, offset)
                 view, offset = view[written:], offset + written
+                UPLOADED.inc(written)
         if offset - self._flushed >= _UNWRITTEN_BYTES:
             _begin_to_flush(self._descriptor, self._flushed, offset - self._flushed)
             self._flushed = offset

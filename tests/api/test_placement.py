@@ -104,7 +104,7 @@ def test_the_queues_are_shown(with_gpu: Front) -> None:
     assert found["gpu"]["wanted_slots"] == 1
     assert found["gpu"]["waited_seconds"] == found["gpu"]["oldest_due_age_seconds"]
     assert found["gpu"]["oldest_due_age_seconds"] >= 0
-    assert (found["gpu"]["workers"], found["gpu"]["slots"]) == (1, {"total": 2, "busy": 0, "free": 2})
+    assert (found["gpu"]["workers"], found["gpu"]["slots"]) == (1, {"total": 2, "busy": 0, "free": 2, "short": 0})
     problem(with_gpu.http.get("/v1/queues?state=due"), 422, "invalid-request")
     for deaf in (True, False):
         with with_gpu.app.database.write() as session:
@@ -113,6 +113,32 @@ def test_the_queues_are_shown(with_gpu: Front) -> None:
         items = with_gpu.http.get("/v1/queues").json()["items"]
         crews = {queue["name"]: (queue["workers"], queue["deaf_workers"], queue["slots"]["total"]) for queue in items}
         assert crews == {"cpu": (0, 0, 0), "gpu": (2, int(deaf), 5), "inspect": (1, int(deaf), 3)}
+
+
+@pytest.mark.both_databases
+def test_a_tenant_is_shown_its_own_part_of_a_queue(front: Front) -> None:
+    def act_as(tenant: str) -> None:
+        front.http.headers.pop("Authorization", None)
+        key = front.http.post("/v1/keys", json={"name": "ci", "tenant": tenant}).json()["key"]
+        front.http.headers["Authorization"] = f"Bearer {key}"
+
+    def queues() -> dict[str, Any]:
+        return {queue["name"]: queue for queue in front.http.get("/v1/queues").json()["items"]}
+
+    act_as("a")
+    claimed, _ = front.new_model(), front.new_model()
+    act_as("b")
+    front.new_model()
+    front.claim(front.inspect_job(model_id=claimed))
+    found = queues()
+    assert (found["inspect"]["queued"]["due"], found["inspect"]["running"]) == (2, 1), "of all tenants"
+    assert found["inspect"]["own"].pop("oldest_due_age_seconds") >= 0
+    assert found["inspect"]["own"] == {"queued": {"due": 1, "delayed": 0}, "running": 0}
+    nothing = {"queued": {"due": 0, "delayed": 0}, "running": 0, "oldest_due_age_seconds": None}
+    assert found["cpu"]["own"] == nothing
+    act_as("a")
+    own = queues()["inspect"]["own"]
+    assert (own["queued"], own["running"]) == ({"due": 1, "delayed": 0}, 1)
 
 
 def test_an_autoscaler_is_told_of_no_job_that_its_tenants_limit_keeps_back(with_gpu: Front) -> None:

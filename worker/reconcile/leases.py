@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from service import repository
 from service.db import Database
 from service.jobs import transitions
+from service.monitoring.declarations import LEASES_EXPIRED
 from worker.lease import DATABASE_AWAY
 from worker.repository import Round, last_round, note_round
 
@@ -77,6 +78,7 @@ class LeaseKeeper:
         self._served_at, self._away, self._is_new = now, False, False
         if spared:
             log.warning("leases.spared jobs=%d seconds=%.1f", spared, self._lease_seconds)
+        LEASES_EXPIRED.inc(len(jobs))
         for job in jobs:
             log.warning("job.lease_expired job_id=%s attempt=%d state=%s", job.id, job.attempt, job.state)
         return len(jobs)

@@ -20,6 +20,7 @@ from service.db import Database, one_by_one
 from service.dispatch.dispatcher import Dispatcher
 from service.estimates import service as estimates
 from service.hand_overs import repository as hand_overs
+from service.monitoring.declarations import ROUND_FAILURES, ROUND_PERIOD, ROUND_SUCCESS, ROUNDS
 from service.schedules import repository as schedules
 from service.settings import Settings
 from service.storage import Store
@@ -99,6 +100,8 @@ def run_forever(loops: Sequence[Loop], stopping: Callable[[], bool]) -> None:
     One loop's trouble must not starve the others: it is logged, and the loop has its next round in time.
     """
     due_at = dict.fromkeys((loop.name for loop in loops), 0.0)
+    for loop in loops:
+        _show(loop.name, loop.period_seconds)
     while not stopping():
         for loop in loops:
             now = time.monotonic()
@@ -110,14 +113,28 @@ def run_forever(loops: Sequence[Loop], stopping: Callable[[], bool]) -> None:
         time.sleep(TICK_SECONDS)
 
 
+def _show(name: str, period_seconds: float) -> None:
+    """Have the loop among the metrics before its first round, which may fail."""
+    ROUND_PERIOD.labels(name).set(period_seconds)
+    ROUND_SUCCESS.labels(name)
+    ROUND_FAILURES.labels(name)
+
+
 def attempted(name: str, work: Callable[[], int]) -> int:
     """What a round of the loop did; 0, and a line in the log, where it met with trouble."""
+    begun = time.monotonic()
     try:
-        return work()
+        done = work()
     except DATABASE_AWAY as error:
         log.warning("reconcile.database_away loop=%s: %s", name, error)
     except Exception:  # a fault in one loop must not stop the others; it is logged whole, and the loop tries again
         log.exception("reconcile.failed loop=%s", name)
+    else:
+        ROUND_SUCCESS.labels(name).set_to_current_time()
+        return done
+    finally:
+        ROUNDS.labels(name).observe(time.monotonic() - begun)
+    ROUND_FAILURES.labels(name).inc()
     return 0
 
 
@@ -234,6 +251,7 @@ def sending(outbox: str, settings: Settings, database: Database, store: Store) -
             attempted(outbox, send)
             wake.wait(settings.reconcile_seconds)  # an end makes room for the next
 
+    _show(outbox, settings.reconcile_seconds)
     thread = Thread(target=run, name=outbox, daemon=True)
     thread.start()
     try:

@@ -26,6 +26,7 @@ from service.egress.errors import EgressError
 from service.egress.sending import Bounds, Egress, Reply
 from service.failpoints import reach
 from service.hand_overs.repository import ClaimedHandOver
+from service.monitoring.declarations import SENT
 from service.sealing import Vault
 from service.settings import Settings
 from service.storage import Store
@@ -149,6 +150,8 @@ class OutboxSender(ABC, Generic[_Claimed]):
         result = self._result(claimed, began)
         reach(f"after_{self.name}_sent")
         fate = self._note(claimed, lambda session: self._settle(session, claimed, result))
+        # hand-overs are done where deliveries are delivered
+        SENT.labels(f"{self.name}s", "delivered" if fate == "done" else fate).inc()
         log.log(
             logging.INFO if fate in {"delivered", "done"} else logging.WARNING,
             "%s.%s %s=%s %s attempt=%d status=%s error=%s",
