@@ -11,6 +11,7 @@ from service.process import hide_process
 from service.schema import require_migrated
 from service.settings import Settings
 from service.storage import FileStore
+from service.tracing import exporting
 from worker.embedded import StopFlag
 from worker.node import refuse_unknown
 from worker.pool import run_pool
@@ -54,7 +55,7 @@ def run_reconciler_process(settings: Settings, *, once: bool) -> dict[str, int] 
         if once:
             done = run_once(loops) | {"dispatch": 0 if dispatcher is None else dispatcher.round()}
             return done | {outbox: send_once(outbox, settings, database, store) for outbox in OUTBOXES}
-        with scrubbing(settings, database, store), ExitStack() as stack:
+        with exporting("reconciler"), scrubbing(settings, database, store), ExitStack() as stack:
             if dispatcher is not None:
                 stack.enter_context(ChangeFeed(database).subscribe(dispatcher.heard))
             for outbox in OUTBOXES:
