@@ -258,10 +258,11 @@ class Supervisor:
         budget = budget_of(job, scratch, self._settings, self._memory_bytes)
         guard.await_lease(self._timing.frozen)
         limits = self._limits(job, remaining, budget, scratch)
-        runner = self._spares and self._spares.take(
-            task_file, scratch=scratch, limits=limits, places=places, check=guard.check
-        )
-        runner = runner or self._sandbox.start(task_file, scratch=scratch, limits=limits, places=places)
+        with tracing.span("job.start", {}):
+            runner = self._spares and self._spares.take(
+                task_file, scratch=scratch, limits=limits, places=places, check=guard.check
+            )
+            runner = runner or self._sandbox.start(task_file, scratch=scratch, limits=limits, places=places)
         runner.tell_lease(lease.ends_at)
         runner.allow_trials(partial(self._sandbox.start_trial, scratch=scratch, limits=limits))
         with closing(runner) as process, tracing.span("job.run", {}):
