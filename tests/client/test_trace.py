@@ -48,6 +48,7 @@ def test_a_job_remembers_the_trace_of_its_submission(client: Client, worker: Fro
     assert stored(worker, odd.json()["id"]) is None
 
 
+@pytest.mark.slow
 def test_a_client_loads_no_opentelemetry() -> None:
     code = (
         "import sys, quantmill; from service.client.trace import trace_headers; quantmill.Client; "
