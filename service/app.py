@@ -45,6 +45,7 @@ from service.reports.router import router as reports
 from service.schedules.router import router as schedules
 from service.settings import Settings, get_settings
 from service.targets.router import router as targets
+from service.tracing import REQUEST_SPANS, exporting
 from service.uploads.router import router as uploads
 from service.webhooks.router import router as webhooks
 
@@ -61,7 +62,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         # What the first thread loads is loaded while there are files to be had.
         await anyio.to_thread.run_sync(state.keyring.remembered, None)
-        yield
+        with exporting("api"):
+            yield
         state.close()
 
     app = FastAPI(
@@ -73,6 +75,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         generate_unique_id_function=lambda route: route.name,
+        telemetry=REQUEST_SPANS,
     )
     app.state.app = state
     resources = (uploads, models, datasets, inspections, jobs, batches, comparison, queues, reports, artifacts)

@@ -56,7 +56,7 @@ def api(
     if refusal is not None:
         typer.echo(refusal, err=True)
         raise typer.Exit(ExitCode.USAGE)
-    configure_logging()
+    configure_logging(form=settings.log_format)
     hide_process()
     raise_descriptor_limit()
     api = create_app(settings)

@@ -28,8 +28,8 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
-from service.server_urls import driver_url
 from service.monitoring.declarations import DATABASE_ERRORS, TRANSACTIONS
+from service.server_urls import driver_url
 from service.timeouts import LONG, DatabaseTimeouts
 
 if TYPE_CHECKING:

@@ -26,6 +26,7 @@ from service.health.service import ReadinessProbe
 from service.keys import cookies, scopes
 from service.keys.keyring import Holder, Keyring
 from service.keys.schemas import KeyNeededError, ScopeMissingError
+from service.logs import bind
 from service.monitoring.collectors import registry_of
 from service.notifier import ChangeFeed, Notifier
 from service.principal import Principal
@@ -197,6 +198,7 @@ async def get_principal(
         address=address_of(request),
         request_id=request.state.request_id,
     )
+    bind({"tenant_id": principal.tenant_id})
     asker.set(Asker(principal.tenant_id, request.scope["route"].path))
     # the guard of a form with files stands within it: only who may send it has it read
     in_files = session is not None and cookies.guards_in_files(request)

@@ -1,10 +1,22 @@
-"""Logging of the processes: one line per record on standard error; repeated records are collapsed."""
+"""Logging of the processes: one line per record on standard error, as text or as JSON; repeated records are collapsed.
+
+What is under way where a record is made (request, job, attempt, tenant, worker) is bound to the context by ``bound``.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
+import re
+import sys
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Literal
 
 from service.reports.figures import shown
 
@@ -15,6 +27,32 @@ SIMILAR_LINES = 100
 # Kinds of lines that are counted at a time.
 _KINDS = 2000
 _SIMILAR = "like: "
+# What messages of ours begin with.
+_EVENT = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)+(?=[ :]|$)")
+Id = Literal["request_id", "job_id", "attempt", "tenant_id", "worker_id"]
+_ids: ContextVar[Mapping[Id, str | int]] = ContextVar("log_ids", default=MappingProxyType({}))
+
+
+@contextmanager
+def bound(ids: Mapping[Id, str | int | None]) -> Iterator[None]:
+    """Have all records of the block carry these, where they are known; threads that it starts do not know them."""
+    token = _ids.set(_ids.get())
+    try:
+        bind(ids)
+        yield
+    finally:
+        _ids.reset(token)
+
+
+def bind(ids: Mapping[Id, str | int | None]) -> None:
+    """Have the records carry these too, until the innermost ``bound`` ends."""
+    _ids.set({**_ids.get(), **{name: value for name, value in ids.items() if value is not None}})
+
+
+def _trace_ids() -> Mapping[str, str]:
+    """Of the current span, without loading what would make one."""
+    tracing = sys.modules.get("service.tracing")
+    return {} if tracing is None else tracing.current_ids()
 
 
 @dataclass
@@ -35,6 +73,7 @@ class CollapsingHandler(logging.StreamHandler):  # type: ignore[type-arg]
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write the record, unless the minute has had enough of its kind. Called under the handler's lock."""
+        record.ids = {**_ids.get(), **_trace_ids()}  # those of this thread: what is settled below has none
         now = time.monotonic()
         self._settle(now)
         if self._counted((record.name, record.levelno, record.getMessage()), now) > EQUAL_LINES:
@@ -82,13 +121,39 @@ class LineFormatter(logging.Formatter):
         """The record as text."""
         return "\n    ".join(shown(line) for line in super().format(record).split("\n"))
 
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - of the standard library
+        """The first line: of a trouble within a request with the request's id, which its answer names too."""
+        line = super().formatMessage(record)
+        request_id = getattr(record, "ids", {}).get("request_id")
+        return line if request_id is None or record.levelno < logging.WARNING else f"{line} request_id={request_id}"
 
-def configure_logging(level: int = logging.INFO) -> None:
+
+class JsonFormatter(logging.Formatter):
+    """Writes a record as a JSON object in one line of ASCII: what it says, and the ids of what it belongs to."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as JSON."""
+        message = record.getMessage()
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        document = {"time": at, "level": record.levelname, "logger": record.name}
+        event = _EVENT.match(message)
+        if event is not None:
+            document["event"] = event[0]
+        document |= {"message": message, **getattr(record, "ids", {})}
+        if record.exc_info:
+            document["exception"] = self.formatException(record.exc_info)
+        return json.dumps(document)
+
+
+LogFormat = Literal["text", "json"]
+
+
+def configure_logging(level: int = logging.INFO, form: LogFormat = "text") -> None:
     """One line per record on standard error, UTC."""
-    formatter = LineFormatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s %(message)s", "%Y-%m-%dT%H:%M:%S")
-    formatter.converter = time.gmtime
+    lines = LineFormatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s %(message)s", "%Y-%m-%dT%H:%M:%S")
+    lines.converter = time.gmtime
     handler = CollapsingHandler()
-    handler.setFormatter(formatter)
+    handler.setFormatter(JsonFormatter() if form == "json" else lines)
     logging.basicConfig(level=level, handlers=[handler], force=True)
     # What the first says of every revision, and the second at every connection, is of no use.
     for noisy in ("alembic", "kombu.connection"):

@@ -9,16 +9,18 @@ import anyio
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service import tracing
 from service.ids import new_id
+from service.logs import bound
 
 REQUEST_ID_HEADER = "X-Request-ID"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 
 class RequestIdMiddleware:
-    """Takes the client's X-Request-ID, or makes one; the answer carries it, and so do problems and jobs.
+    """Takes the client's X-Request-ID, or makes one; the answer carries it, and so do problems, jobs and the log.
 
-    It also carries what is in ``request.state.headers``.
+    It also carries what is in ``request.state.headers``. What the request does belongs to the client's trace.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -29,7 +31,8 @@ class RequestIdMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        given = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
+        sent = Headers(scope=scope)
+        given = sent.get(REQUEST_ID_HEADER, "")
         request_id = given if _REQUEST_ID.fullmatch(given) else new_id("req")
         scope.setdefault("state", {})["request_id"] = request_id
 
@@ -40,7 +43,8 @@ class RequestIdMiddleware:
                 headers.update(scope["state"].get("headers", {}))
             await send(message)
 
-        await self.app(scope, receive, send_with_id)
+        with bound({"request_id": request_id}), tracing.request_span(request_id, sent, scope["query_string"]):
+            await self.app(scope, receive, send_with_id)
 
 
 _EVERYWHERE = {

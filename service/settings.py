@@ -125,6 +125,9 @@ class Settings(BaseSettings):
         description="Pepper for hashing the secrets of keys; the same on all hosts. Default: a file in data_dir, "
         "if the database is SQLite.",
     )
+    log_format: Literal["text", "json"] = Field(
+        default="text", description="Format of the log on standard error: lines of text, or one JSON object per line."
+    )
     open: bool = Field(
         default=False, description="Without QUANTMILL_API_KEY, serve requests on loopback without a key."
     )

@@ -26,6 +26,7 @@ from worker.runner import CANCEL_FLAG
 from worker.runner_input import GRACE_SECONDS, boot_seconds
 from worker.runner_process import RunnerProcess
 from worker.sandbox import InspectionBudget
+from worker.stages import StageSpans
 
 __all__ = ["DATABASE_AWAY", "AttemptWatch", "Lease", "Timing"]
 
@@ -80,6 +81,7 @@ class AttemptWatch:
         self._told_end = lease.ends_at
         self._stopped: StopReason | None = None
         self._last: Result | ErrorLine | None = None
+        self._stages = StageSpans()
         self._heard = False
 
     def to_end(self) -> Ending:
@@ -92,6 +94,7 @@ class AttemptWatch:
             self._read_rest()
             memory = self._memory_problem()
         finally:
+            self._stages.end()
             self._process.close()
         code = self._process.returncode
         assert code is not None  # noqa: S101 - close() waits for it
@@ -133,6 +136,8 @@ class AttemptWatch:
     def _take(self, line: RunnerLine) -> None:
         self._heard_at = time.monotonic()
         self._heard = True
+        if isinstance(line, ProgressLine):
+            self._stages.enter(line.stage)
         if isinstance(line, ProgressLine | MetricLine | LogLine):
             self._lease.tell(line)
         elif not isinstance(line, TrialLine):

@@ -11,6 +11,7 @@ import os
 import threading
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from celery import Celery, signals
@@ -27,6 +28,7 @@ from service.db import Database
 from service.dispatch.broker import TASK_OF_KIND, celery_settings, job_of_task, on_redis
 from service.dispatch.dispatcher import Dispatcher, open_dispatcher
 from service.jobs import transitions
+from service.logs import LogFormat, configure_logging
 from service.settings import Settings
 from worker.lease import DATABASE_AWAY
 from worker.node import Node
@@ -231,9 +233,16 @@ def __getattr__(name: str) -> Celery:
     """``app``, made once it is asked for: ``celery -A worker.celery_app``."""
     if name != "app":
         raise AttributeError(name)
-    app = make_app(Settings())
+    settings = Settings()
+    if settings.log_format == "json":  # as text, Celery logs as its own options say
+        signals.setup_logging.connect(partial(_log_as_json, form=settings.log_format), weak=False)
+    app = make_app(settings)
     globals()["app"] = app
     return app
+
+
+def _log_as_json(loglevel: int, form: LogFormat, **_: Any) -> None:
+    configure_logging(loglevel, form)
 
 
 def cancel_revoked(database: Database, task_ids: Sequence[str]) -> list[str]:

@@ -68,8 +68,8 @@ def up(
     from service.process import hide_process
     from worker.embedded import EmbeddedService, StopFlag, banner
 
-    options.configure_logging()
     settings = options.load_settings(host=host, port=port, data_dir=data_dir, open=is_open or None)
+    options.configure_logging(form=settings.log_format)
     refusal = start_refusal(settings)
     if refusal is not None:
         typer.echo(refusal, err=True)
@@ -102,10 +102,10 @@ def worker(
     """Run a worker, which executes jobs."""
     from worker.process import run_worker_process
 
-    options.configure_logging()
     names = tuple(name.strip() for name in queues.split(","))
     gpus = () if devices is None else tuple(name.strip() for name in devices.split(",") if name.strip())
     settings = options.load_settings(data_dir=data_dir, worker_slots=slots or len(gpus) or None)
+    options.configure_logging(form=settings.log_format)
     raise typer.Exit(run_worker_process(settings, names, gpus))
 
 
@@ -117,8 +117,9 @@ def reconcile(
     """Run the reconciler: dispatch jobs, expire leases, delete expired data."""
     from worker.process import run_reconciler_process
 
-    options.configure_logging()
-    done = run_reconciler_process(options.load_settings(data_dir=data_dir), once=once)
+    settings = options.load_settings(data_dir=data_dir)
+    options.configure_logging(form=settings.log_format)
+    done = run_reconciler_process(settings, once=once)
     if done is not None:
         typer.echo(json.dumps(done))
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 
 from sqlalchemy.exc import InterfaceError, OperationalError
@@ -82,7 +84,8 @@ class Lease:
         self._writing = threading.Lock()
         self._ending = threading.Event()
         self._wake = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name=f"lease-{job.id}.{job.attempt}", daemon=True)
+        keep = partial(copy_context().run, self._keep)  # its log lines carry the ids of the attempt
+        self._thread = threading.Thread(target=keep, name=f"lease-{job.id}.{job.attempt}", daemon=True)
 
     def __enter__(self) -> Lease:
         try:

@@ -21,6 +21,7 @@ from service.process import forget_variables, hide_process
 from service.queues import repository
 from service.schema import require_migrated
 from service.settings import PROVIDER_SECRETS, Settings
+from service.tracing import exporting
 from worker.conclusion import QueueBackoff
 from worker.confinement.controls import Found
 from worker.lease import DATABASE_AWAY
@@ -144,6 +145,7 @@ class Node:
         self.database = Database(settings.database_url)
         self._queues, self._stopping, self._queue_backoff = queues, stopping, QueueBackoff()
         self._closing = ExitStack()
+        self._closing.enter_context(exporting("worker"))
         self._closing.callback(self.database.close)
         require_migrated(self.database, settings.schema_wait_seconds)
         # What a killed predecessor left on this host; no reconciler may have this disk.

@@ -13,6 +13,7 @@ from service.process import hide_process
 from service.schema import require_migrated
 from service.settings import Settings
 from service.storage.opening import open_store
+from service.tracing import exporting
 from worker.embedded import StopFlag
 from worker.node import refuse_unknown
 from worker.pool import run_pool
@@ -56,7 +57,7 @@ def run_reconciler_process(settings: Settings, *, once: bool) -> dict[str, int] 
         if once:
             done = run_once(loops) | {"dispatch": 0 if dispatcher is None else dispatcher.round()}
             return done | {outbox: send_once(outbox, settings, database, store) for outbox in OUTBOXES}
-        with scrubbing(settings, database, store), ExitStack() as stack:
+        with exporting("reconciler"), scrubbing(settings, database, store), ExitStack() as stack:
             looked_at = stack.enter_context(closing(Database(settings.database_url, timeouts=LOOK_TIMEOUTS)))
             stack.enter_context(serving(settings, registry_of(settings, "reconciler", looked_at)))
             if dispatcher is not None:

@@ -22,12 +22,14 @@ from pathlib import Path
 
 from sqlalchemy.orm import Session
 
+from service import tracing
 from service.contracts.errors import QuantmillError
 from service.contracts.runner import LogLine, RunnerTask
 from service.db import Database
 from service.failpoints import reach
 from service.jobs import transitions
 from service.jobs.outcome import Outcome as JobOutcome
+from service.logs import bound
 from service.quarantine import suspects as quarantine
 from service.quotas import repository as usage
 from service.quotas import service as quotas
@@ -43,7 +45,7 @@ from worker.guard import Guard, StopClock, StoppedError
 from worker.lease import DATABASE_AWAY, Lease, Timing
 from worker.materials import OUTPUT_FOLDER, Keeping, Materials, collect_checkpoints, model_bytes, open_checkpoints
 from worker.memory import MemoryWatch, job_memory_bytes
-from worker.outcome import Ending, Failed, Outcome, Succeeded, classify, waiting_for
+from worker.outcome import Ending, Failed, Outcome, Retry, Succeeded, classify, waiting_for
 from worker.publication import publish
 from worker.quantizer.run.cache import evict
 from worker.repository import jobs_of_worker, tenant_if_released
@@ -127,14 +129,29 @@ class Supervisor:
         """
         if self._stop():
             return None
-        claimed_at = boot_seconds()
-        with self._database.write() as session:
-            job = self._claim(session, job_id, attempt)
-        count_claim(job)
-        if job is None:
-            log.info("job.not_claimed job_id=%s attempt=%d", job_id, attempt)
-            return None
-        return self._see_through(job, claimed_at)
+        with bound({"job_id": job_id, "attempt": attempt, "worker_id": self._worker_id}):
+            claimed_at = boot_seconds()
+            with self._database.write() as session:
+                job = self._claim(session, job_id, attempt)
+            count_claim(job)
+            if job is None:
+                log.info("job.not_claimed job_id=%s attempt=%d", job_id, attempt)
+                return None
+            return self._traced(job, claimed_at)
+
+    def _traced(self, job: Job, claimed_at: float) -> Outcome:
+        """See the attempt through as a part of the trace of the job's submission, however long ago that was."""
+        told: tracing.Attributes = {"attempt": job.attempt, "job_id": job.id, "worker_id": self._worker_id}
+        parent, kind = tracing.remote(job.trace_context), tracing.SpanKind.CONSUMER
+        with (
+            bound({"request_id": job.request_id, "tenant_id": job.tenant_id}),
+            tracing.span("job.attempt", told, parent=parent, kind=kind) as attempt,
+        ):
+            outcome = self._see_through(job, claimed_at)
+            attempt.set_attribute("quantmill.outcome", type(outcome).__name__.lower())
+            if isinstance(outcome, Failed | Retry):
+                tracing.failed(attempt, outcome.problem.code if isinstance(outcome, Failed) else "crash")
+            return outcome
 
     def _see_through(self, job: Job, claimed_at: float) -> Outcome:
         log.info("job.claimed job_id=%s kind=%s attempt=%d", job.id, job.kind, job.attempt)
@@ -146,7 +163,8 @@ class Supervisor:
             finally:
                 # Before the end is written: it may need the room. What cannot be removed now the reconciler collects.
                 shutil.rmtree(folder, ignore_errors=True)
-            outcome = self._conclusion.write(job, lease, outcome, published)
+            with tracing.span("job.conclude", {}):
+                outcome = self._conclusion.write(job, lease, outcome, published)
         self._count_cpu(job, used.cpu_seconds)
         self._collect_cache()
         self._queue_backoff.note(job.queue, failed=self._conclusion.is_lasting(outcome))
@@ -236,20 +254,22 @@ class Supervisor:
         """Prepare, start the runner, and watch it to its end."""
         guard = Guard(lease, self._stop)
         with closing(self._materials(job, lease, guard, scratch)) as materials:
-            task_file = materials.lay_out(self._read(job, materials, guard))
+            with tracing.span("job.prepare", {}):
+                task_file = materials.lay_out(self._read(job, materials, guard))
             places = materials.places
             reach("after_inputs")
             remaining = _remaining_seconds(job)
             budget = budget_of(job, scratch, self._settings, self._memory_bytes)
             guard.await_lease(self._timing.frozen)
             limits = self._limits(job, remaining, budget, scratch)
-            runner = self._spares and self._spares.take(
-                task_file, scratch=scratch, limits=limits, places=places, check=guard.check
-            )
-            runner = runner or self._sandbox.start(task_file, scratch=scratch, limits=limits, places=places)
+            with tracing.span("job.start", {}):
+                runner = self._spares and self._spares.take(
+                    task_file, scratch=scratch, limits=limits, places=places, check=guard.check
+                )
+                runner = runner or self._sandbox.start(task_file, scratch=scratch, limits=limits, places=places)
             runner.tell_lease(lease.ends_at)
             runner.allow_trials(partial(self._sandbox.start_trial, scratch=scratch, limits=limits))
-            with closing(runner) as process:
+            with closing(runner) as process, tracing.span("job.run", {}):
                 held = ",".join(self._sandbox.controls().held) or "none"
                 log.info("runner.started job_id=%s attempt=%d pid=%d held=%s", job.id, job.attempt, process.pid, held)
                 reach("after_runner_start")
@@ -309,13 +329,14 @@ class Supervisor:
 
     def _publish(self, outcome: Succeeded, lease: Lease, scratch: Path) -> JobOutcome:
         guard = Guard(lease, self._stop, grace_seconds=2 * self._timing.shutdown_grace)
-        return publish(
-            outcome.result,
-            scratch / OUTPUT_FOLDER,
-            self._store,
-            extra_bytes=self._settings.extra_bytes,
-            check=guard.check,
-        )
+        with tracing.span("job.publish", {}):
+            return publish(
+                outcome.result,
+                scratch / OUTPUT_FOLDER,
+                self._store,
+                extra_bytes=self._settings.extra_bytes,
+                check=guard.check,
+            )
 
     def _limits(
         self, job: Job, remaining_seconds: float | None, budget: InspectionBudget | None, scratch: Path

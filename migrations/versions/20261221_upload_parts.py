@@ -1,7 +1,7 @@
 """Uploads in progress in a bucket
 
 Revision ID: 20261221_upload_parts
-Revises: 20261215_audit_changes
+Revises: 20261220_traces
 Create Date: 2026-12-21
 
 """
@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = '20261221_upload_parts'
-down_revision = '20261215_audit_changes'
+down_revision = '20261220_traces'
 branch_labels = None
 depends_on = None
 

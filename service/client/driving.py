@@ -42,6 +42,7 @@ from service.client.steps import (
     Step,
     Steps,
 )
+from service.client.trace import trace_headers
 from service.contracts.arguments import checked
 from service.contracts.errors import QuantmillError
 
@@ -204,7 +205,7 @@ def _timeout(seconds: float) -> httpx.Timeout:
 
 
 def _request(step: Send) -> dict[str, Any]:
-    given: dict[str, Any] = {"headers": step.headers, "timeout": _timeout(step.timeout_seconds)}
+    given: dict[str, Any] = {"headers": {**trace_headers(), **step.headers}, "timeout": _timeout(step.timeout_seconds)}
     if step.params:
         given["params"] = step.params
     if step.json is not None:
@@ -213,7 +214,8 @@ def _request(step: Send) -> dict[str, Any]:
 
 
 def _stream_request(http: httpx.Client | httpx.AsyncClient, step: Open) -> httpx.Request:
-    return http.build_request("GET", step.path, headers=step.headers, timeout=_timeout(step.silence_seconds))
+    headers = {**trace_headers(), **step.headers}
+    return http.build_request("GET", step.path, headers=headers, timeout=_timeout(step.silence_seconds))
 
 
 def _blocks(part: FilePart) -> Iterator[bytes]:

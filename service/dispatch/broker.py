@@ -10,6 +10,7 @@ from celery import Celery
 from kombu.utils.url import parse_url
 from sqlalchemy.orm import Session
 
+from service import tracing
 from service.dispatch.release import Released
 from service.dispatch.repository import of_workers
 from service.dispatch.slots import FreeSlots
@@ -138,6 +139,7 @@ class TaskSender:
                 queue=job.queue,
                 retries=job.attempt - 1,
                 time_limit=job.seconds_left,
+                headers=tracing.carrier(),
                 retry=False,
                 ignore_result=True,
             )

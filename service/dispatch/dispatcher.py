@@ -23,6 +23,7 @@ from service.jobs.errors import DispatchError
 from service.monitoring.declarations import MESSAGES_LOST
 from service.repository import alone
 from service.settings import Settings
+from service.tracing import Attributes, SpanKind, remote, span
 
 log = logging.getLogger(__name__)
 
@@ -181,7 +182,9 @@ class Dispatcher:
     def _send(self, jobs: Sequence[Released]) -> int:
         for number, job in enumerate(jobs):
             try:
-                self._carrier.send(job)
+                told: Attributes = {"job_id": job.id, "attempt": job.attempt, "queue": job.queue}
+                with span("job.dispatch", told, parent=remote(job.trace_context), kind=SpanKind.PRODUCER):
+                    self._carrier.send(job)
             except DispatchError as error:
                 self._paused_until = time.monotonic() + PAUSE_SECONDS
                 log.warning("dispatch.failed jobs=%d: %s", len(jobs) - number, error.detail)

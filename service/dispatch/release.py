@@ -11,6 +11,7 @@ from service.dispatch.repository import next_due
 from service.dispatch.slots import FreeSlots, Started
 from service.jobs import transitions
 from service.quotas.service import running_limits
+from service.tracing import Carrier
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Released:
     size_class: str  # short or long
     attempt: int  # the number that the attempt will have
     seconds_left: float | None  # until the job's deadline; None: it has none
+    trace_context: Carrier | None = None  # of its submission
 
 
 def release(session: Session, free: FreeSlots, quota: Quota) -> list[Released]:

@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import and_, bindparam, func, insert, literal, select, update
 from sqlalchemy.orm import Session
 
+from service import tracing
 from service.db import db_now
 from service.hand_overs.asking import NewHandOver
 from service.repository import Outbox, owned
@@ -44,6 +45,7 @@ class ClaimedHandOver:
     host: str
     sealed: str
     payload: str | None
+    trace_context: tracing.Carrier | None
     attempt: int
     sha256: str | None
     size_bytes: int | None
@@ -96,7 +98,7 @@ def waits_for(session: Session, job_id: str, artifact: str) -> bool:
 
 def make_due(session: Session, row: HandOver, payload: str | None) -> None:
     """Let a hand-over that has waited be sent from now on."""
-    _change(session, row, state="pending", next_attempt_at=db_now(), payload=payload)
+    _change(session, row, state="pending", next_attempt_at=db_now(), payload=payload, trace_context=tracing.carrier())
 
 
 def drop(session: Session, row: HandOver, state: str, reason: str, detail: str) -> None:
@@ -142,6 +144,7 @@ def _claimed(session: Session, row: HandOver) -> ClaimedHandOver:
         host=row.host,
         sealed=row.sealed or "",
         payload=row.payload,
+        trace_context=row.trace_context,
         attempt=row.attempts,
         sha256=None if file is None else file.sha256,
         size_bytes=None if file is None else file.size_bytes,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from service.failpoints import reach
+from service.monitoring.timing import timed_store
 from service.storage.base import Check, Identity, Store, StoredFile, file_name, no_check
 from service.storage.digests import BLOCK_BYTES, copy_checked, file_sha256, is_sha256, sync_folder
 from service.storage.errors import StorageAwayError, check_digest, check_size, missing
@@ -87,6 +88,10 @@ class FileStore(Store):
             OSError: the disk refused.
         """
         digest = sha256 or file_sha256(path, check=check)
+        with timed_store("put"):
+            return self._put(path, digest, check, keep=keep)
+
+    def _put(self, path: Path, digest: str, check: Check, *, keep: bool) -> StoredFile:
         size_bytes = path.stat().st_size
         target = self.path(digest)
         self._make_folder(target.parent)

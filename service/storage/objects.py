@@ -20,6 +20,7 @@ import obstore
 from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 from obstore.store import from_url
 
+from service.monitoring.timing import timed_store
 from service.storage.base import Check, Identity
 from service.storage.errors import StorageAwayError
 
@@ -85,7 +86,7 @@ class Objects:
     def head(self, name: str, check: Check = lambda: None) -> StoredObject | None:
         """What is known of an object; None: there is none."""
         try:
-            return _told(self._asked(lambda: obstore.head(self._store, name), check))
+            return _told(self._asked("head", lambda: obstore.head(self._store, name), check))
         except FileNotFoundError:
             return None
 
@@ -107,7 +108,7 @@ class Objects:
                 raise _away(f"{len(data)} of {length} bytes of {name} came")
             return data
 
-        return self._asked(call, check)
+        return self._asked("get", call, check)
 
     def put(self, name: str, data: bytes | Path, check: Check = lambda: None) -> None:
         """Store an object, whole or not at all; a large file in parts at the same time."""
@@ -116,7 +117,7 @@ class Objects:
             obstore.put(self._store, name, data, chunk_size=PART_BYTES, max_concurrency=_PARTS_AT_A_TIME)
 
         try:
-            self._asked(call, check)
+            self._asked("put", call, check)
         except FileNotFoundError as error:
             raise _away(f"no bucket: {_first_line(error)}") from None
 
@@ -129,7 +130,7 @@ class Objects:
     def copy(self, found: StoredObject, name: str) -> None:
         """Store the object under another name, too."""
         if found.size_bytes <= _MOST_COPIED_BYTES:
-            self._asked(lambda: obstore.copy(self._copies, found.name, name))
+            self._asked("copy", lambda: obstore.copy(self._copies, found.name, name))
             return
         with self.open(found) as stream, self.writer(name) as writer:
             while block := stream.read(PART_BYTES):
@@ -138,7 +139,7 @@ class Objects:
     def delete(self, *names: str) -> None:
         """Remove objects; gone already is fine."""
         if names:
-            self._asked(lambda: _delete(self._store, list(names)))
+            self._asked("delete", lambda: _delete(self._store, list(names)))
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
         """Objects whose names begin with these folders, in the order of their names."""
@@ -154,13 +155,13 @@ class Objects:
         except TypeError:  # of a kind that signs nothing
             return None
 
-    def _asked(self, call: Callable[[], T], check: Check = lambda: None) -> T:
+    def _asked(self, operation: str, call: Callable[[], T], check: Check = lambda: None) -> T:
         """What a call answers; one that a bucket does not answer is tried again for as long as patience lasts."""
         end, pause_seconds = time.monotonic() + self._patience, _FIRST_PAUSE_SECONDS
         while True:
             check()
             try:
-                with _translated():
+                with timed_store(operation), _translated():
                     return call()
             except StorageAwayError:
                 if time.monotonic() + pause_seconds > end:
@@ -252,7 +253,7 @@ class ObjectWriter:
             StorageAwayError: the bucket is away.
         """
         assert self._writer is not None  # noqa: S101 - nobody writes after the end
-        with _translated():
+        with timed_store("write"), _translated():
             self._writer.write(block)
 
     def close(self) -> None:
@@ -262,7 +263,7 @@ class ObjectWriter:
             StorageAwayError: the bucket is away.
         """
         assert self._writer is not None  # noqa: S101 - as above
-        with _translated():
+        with timed_store("close"), _translated():
             self._writer.close()
         self._writer = None
 

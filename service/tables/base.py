@@ -32,6 +32,8 @@ Text = Annotated[str, mapped_column(String(4000))]
 Moment = Annotated[datetime, mapped_column(UtcTimestamp)]
 # A missing document is SQL NULL, so that CHECK constraints can tell.
 Document = Annotated[Any, mapped_column(JSON(none_as_null=True))]
+# Headers of W3C Trace Context: traceparent, and tracestate if there is one.
+TraceContext = Annotated[dict[str, str], mapped_column(JSON(none_as_null=True))]
 _Record = TypeVar("_Record", bound=BaseModel)
 
 

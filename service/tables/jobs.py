@@ -30,6 +30,7 @@ from service.tables.base import (
     Owned,
     Sha256,
     Tenant,
+    TraceContext,
     Word,
     of_own_tenant,
     one_of,
@@ -181,6 +182,8 @@ class Job(Owned):
     last_seq: Mapped[int]
 
     request_id: Mapped[Name | None]
+    # Of its submission: what is done for the job belongs to that trace.
+    trace_context: Mapped[TraceContext | None]
     created_at: Mapped[Moment]
     queued_at: Mapped[Moment]
     started_at: Mapped[Moment | None]

@@ -13,6 +13,7 @@ from service.tables.base import (
     Name,
     Owned,
     Tenant,
+    TraceContext,
     Word,
     of_own_tenant,
     one_of,
@@ -96,6 +97,8 @@ class WebhookDelivery(Owned):
     type: Mapped[Word]
     # Exactly what is signed and sent.
     payload: Mapped[str] = mapped_column(Text)
+    # Of what it tells of.
+    trace_context: Mapped[TraceContext | None]
     state: Mapped[Word]
     attempts: Mapped[int]
     next_attempt_at: Mapped[Moment | None]
@@ -152,6 +155,8 @@ class HandOver(Owned):
     sealed: Mapped[str | None] = mapped_column(Text)
     pepper_id: Mapped[str] = mapped_column(String(PEPPER_ID_LENGTH))
     payload: Mapped[str | None] = mapped_column(Text)
+    # Of the end of its job.
+    trace_context: Mapped[TraceContext | None]
     state: Mapped[Word]
     reason: Mapped[Word | None]
     detail: Mapped[Name | None]

@@ -13,6 +13,7 @@ import secrets
 from types import TracebackType
 
 from service.db import Database
+from service.monitoring.declarations import UPLOADED
 from service.storage.bucket import BucketStore
 from service.storage.objects import PART_BYTES, ObjectWriter, StoredObject
 from service.tables import UploadPart
@@ -98,6 +99,7 @@ class UploadParts:
         for block in blocks:
             self._digest.update(block)
             self._writer.write(block)
+            UPLOADED.inc(len(block))
             self._written += len(block)
 
     def keep(self) -> None:

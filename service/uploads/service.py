@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from starlette.requests import ClientDisconnect
 
+from service import tracing
 from service.audit.service import note
 from service.contracts.errors import InvalidRequestError
 from service.deps import AppState, room_of
@@ -133,6 +134,13 @@ async def receive(app: AppState, by: Principal, upload_id: str, incoming: Incomi
         QuantmillError: see ``service.uploads.schemas`` and ``service.quotas.schemas``.
         ClientDisconnect: the client is gone.
     """
+    with tracing.span("upload.receive", {"upload_id": upload_id, "tenant_id": by.tenant_id}) as received:
+        upload, size_bytes = await _receive(app, by, upload_id, incoming)
+        received.set_attribute("quantmill.size_bytes", size_bytes)
+    return upload, size_bytes
+
+
+async def _receive(app: AppState, by: Principal, upload_id: str, incoming: Incoming) -> tuple[Upload, int]:
     file = await app.reads.run(lambda: _open(app, by.tenant_id, upload_id))
     with file:
         upload = await app.reads.run(lambda: _begin(app, by.tenant_id, upload_id, file, incoming))

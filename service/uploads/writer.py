@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
-from service.storage import FileStore, StorageFullError, file_sha256, sync_folder
 from service.monitoring.declarations import UPLOADED
+from service.storage import FileStore, StorageFullError, file_sha256, sync_folder
 from service.uploads.schemas import UploadBusyError
 
 # Digests of uploads that are under way: with them, a file that came in parts need not be read again at its end.

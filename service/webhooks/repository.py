@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session
 
-from service import repository
+from service import repository, tracing
 from service.db import db_now
 from service.ids import new_id
 from service.pagination import Position
@@ -199,6 +199,7 @@ def add_delivery(
             event_id=event_id,
             type=event_type,
             payload=payload,
+            trace_context=tracing.carrier(),
             state="waiting",
             attempts=0,
             next_attempt_at=now,
@@ -229,6 +230,7 @@ class ClaimedDelivery:
     event_id: str
     type: str
     payload: str
+    trace_context: tracing.Carrier | None
     attempt: int
     url: str
     sealed: str
@@ -328,6 +330,7 @@ def _claim_of(session: Session, endpoint_id: str, room: int, most: int, lease_se
             event_id=row.event_id,
             type=row.type,
             payload=row.payload,
+            trace_context=row.trace_context,
             attempt=row.attempts,
             url=endpoint.url,
             sealed=endpoint.sealed,

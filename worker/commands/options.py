@@ -423,9 +423,9 @@ def checked_moment(text: str | None) -> str | None:
     return text
 
 
-def configure_logging(level: int = logging.INFO) -> None:
+def configure_logging(level: int = logging.INFO, form: logs.LogFormat = "text") -> None:
     """One line per record on standard error, UTC."""
-    logs.configure_logging(level)
+    logs.configure_logging(level, form)
     # What they say of every task, the supervisor says of every job.
     logging.getLogger("alembic").setLevel(max(level, logging.WARNING))
     for name in ("celery.app.trace", "celery.worker.strategy"):

@@ -159,8 +159,8 @@ def restore(
     """Restore a backup into a new data directory."""
     from worker.upkeep.restore import restore_backup
 
-    options.configure_logging()
     settings = options.load_settings(data_dir=data_dir)
+    options.configure_logging(form=settings.log_format)
     manifest = restore_backup(settings, source)
     if as_json:
         told = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -24,6 +24,7 @@ from service.hand_overs.asking import HandOverVault, SecretTarget
 from service.hand_overs.outbox import settle
 from service.hand_overs.repository import OUTBOX, ClaimedHandOver
 from service.hand_overs.schemas import ATTESTATION, MOST_URL_CHARACTERS, ArtifactNotThereError
+from service.tracing import carrier
 from worker.lease import DATABASE_AWAY
 from worker.reconcile.sending import REPLY_BYTES, OutboxSender
 
@@ -74,15 +75,13 @@ class HandOverSender(OutboxSender[ClaimedHandOver]):
         return f"job_id={claimed.job_id} kind={claimed.kind} host={claimed.host}"
 
     def _post(self, claimed: ClaimedHandOver, place: SecretTarget) -> Reply:
-        own = {"Content-Type": "application/json", "User-Agent": "quantmill"}
-        given = {name.casefold() for name in place.headers}
-        headers = {name: value for name, value in own.items() if name.casefold() not in given} | place.headers
+        headers = _headers({"Content-Type": "application/json", "User-Agent": "quantmill"}, place)
         body = (claimed.payload or "").encode()
         return self._within(len(body)).send("POST", place.url, headers=headers, body=body)
 
     def _put(self, claimed: ClaimedHandOver, place: SecretTarget, began: float) -> Reply:
         with self._body(claimed, began) as body:
-            return self._within(body.size_bytes).send("PUT", place.url, headers=place.headers, body=body)
+            return self._within(body.size_bytes).send("PUT", place.url, headers=_headers({}, place), body=body)
 
     def _within(self, size_bytes: int) -> Egress:
         """Sends a body of so many bytes."""
@@ -150,3 +149,10 @@ def _gone(claimed: ClaimedHandOver) -> ArtifactNotThereError:
         f"Job {claimed.job_id} no longer has a file of kind {claimed.artifact}.",
         hint="Hand over another file of the job.",
     )
+
+
+def _headers(own: Mapping[str, str], place: SecretTarget) -> dict[str, str]:
+    """Those of the target, with ours and those of the trace where it has none of the same name."""
+    given = {name.casefold() for name in place.headers}
+    ours = {**own, **(carrier() or {})}
+    return {name: value for name, value in ours.items() if name.casefold() not in given} | place.headers

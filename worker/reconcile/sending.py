@@ -17,6 +17,7 @@ from typing import ClassVar, Generic, TypeVar
 
 from sqlalchemy.orm import Session
 
+from service import tracing
 from service.contracts.errors import QuantmillError
 from service.contracts.webhooks import ID_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER, signature
 from service.db import Database
@@ -147,17 +148,22 @@ class OutboxSender(ABC, Generic[_Claimed]):
             # this process was frozen: the lease may end within the request
             log.warning("%s.late %s=%s", self.name, self.id_name, claimed.id)
             return
-        result = self._result(claimed, began)
-        reach(f"after_{self.name}_sent")
-        fate = self._note(claimed, lambda session: self._settle(session, claimed, result))
-        # hand-overs are done where deliveries are delivered
-        SENT.labels(f"{self.name}s", "delivered" if fate == "done" else fate).inc()
-        log.log(
-            logging.INFO if fate in {"delivered", "done"} else logging.WARNING,
-            "%s.%s %s=%s %s attempt=%d status=%s error=%s",
-            self.name, fate, self.id_name, claimed.id, self._facts(claimed), claimed.attempt, result.status,
-            result.error,
-        )  # fmt: skip
+        parent = tracing.remote(claimed.trace_context)
+        told: tracing.Attributes = {self.id_name: claimed.id, "attempt": claimed.attempt}
+        with tracing.span(f"{self.name}.send", told, parent=parent, kind=tracing.SpanKind.CLIENT) as sent:
+            result = self._result(claimed, began)
+            if not result.is_success:
+                tracing.failed(sent, str(result.error or result.status))
+            reach(f"after_{self.name}_sent")
+            fate = self._note(claimed, lambda session: self._settle(session, claimed, result))
+            # hand-overs are done where deliveries are delivered
+            SENT.labels(f"{self.name}s", "delivered" if fate == "done" else fate).inc()
+            log.log(
+                logging.INFO if fate in {"delivered", "done"} else logging.WARNING,
+                "%s.%s %s=%s %s attempt=%d status=%s error=%s",
+                self.name, fate, self.id_name, claimed.id, self._facts(claimed), claimed.attempt, result.status,
+                result.error,
+            )  # fmt: skip
 
     def _result(self, claimed: _Claimed, began: float) -> SendResult:
         """What an attempt met with. A fault of ours is an attempt like any other: it is not tried without end."""
@@ -233,6 +239,7 @@ class WebhookSender(OutboxSender[ClaimedDelivery]):
             ID_HEADER: claimed.event_id,
             TIMESTAMP_HEADER: str(timestamp),
             SIGNATURE_HEADER: " ".join(signatures),
+            **(tracing.carrier() or {}),
         }
 
     def _settle(self, session: Session, claimed: ClaimedDelivery, result: SendResult) -> str:

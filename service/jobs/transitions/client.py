@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import insert, update
 from sqlalchemy.orm import Session
 
+from service import tracing
 from service.db import db_now
 from service.ids import new_id
 from service.jobs import announcing, events, repository
@@ -53,30 +54,32 @@ def submit(session: Session, new: NewJob) -> Job:
     deadline_seconds = columns.pop("deadline_seconds")
     columns["queue"] = new.queue or queue_of(new.kind)
     columns["size_class"] = new.size_class or ("long" if queue_of(new.kind) == CPU_QUEUE else "short")
-    statement = (
-        insert(Job)
-        .values(
-            **columns,
-            id=new_id("job"),
-            state=rows.SUBMIT.target,
-            preset=None if config is None else config.get("preset"),
-            algorithms=None if config is None else [entry["method"] for entry in config.get("algorithms", ())],
-            attempt=0,
-            interruptions=0,
-            not_before=now,
-            deadline_at=None if deadline_seconds is None else now + deadline_seconds,
-            row_version=1,
-            last_seq=1,
-            created_at=now,
-            queued_at=now,
-            updated_at=now,
+    columns["id"] = new_id("job")
+    told = {"job_id": columns["id"], "tenant_id": new.tenant_id, "job_kind": new.kind}
+    with tracing.span("job.submit", told, kind=tracing.SpanKind.PRODUCER):
+        statement = (
+            insert(Job)
+            .values(
+                **columns,
+                state=rows.SUBMIT.target,
+                preset=None if config is None else config.get("preset"),
+                algorithms=None if config is None else [entry["method"] for entry in config.get("algorithms", ())],
+                attempt=0,
+                interruptions=0,
+                not_before=now,
+                deadline_at=None if deadline_seconds is None else now + deadline_seconds,
+                row_version=1,
+                last_seq=1,
+                trace_context=tracing.carrier(),
+                created_at=now,
+                queued_at=now,
+                updated_at=now,
+            )
+            .returning(Job)
         )
-        .returning(Job)
-    )
-    job = session.scalars(statement).one()
-    told = {"name": rows.SUBMIT.event, "state": job.state}
-    if events.record_state(session, job, told):
-        announcing.tell_job(session, job)
+        job = session.scalars(statement).one()
+        if events.record_state(session, job, {"name": rows.SUBMIT.event, "state": job.state}):
+            announcing.tell_job(session, job)
     return job
 
 

@@ -14,9 +14,10 @@ from service.jobs.transitions import rows
 from service.jobs.transitions.rows import OVERLAP_SECONDS, Transition
 from service.tables import Job
 from service.tables.jobs import IS_QUEUED
+from service.tracing import Carrier
 
-# Id, tenant, kind, queue, size class, number of the attempt, seconds until the deadline.
-Marked = tuple[str, str, str, str, str, int, float | None]
+# Id, tenant, kind, queue, size class, number of the attempt, seconds until the deadline, trace context.
+Marked = tuple[str, str, str, str, str, int, float | None, Carrier | None]
 
 
 def mark_released(session: Session, job_id: str) -> Marked | None:
@@ -74,7 +75,7 @@ _RELEASE = (
     .values(dispatched_at=db_now())
     .returning(
         Job.id, Job.tenant_id, Job.kind, Job.queue, Job.size_class, Job.attempt + 1,
-        type_coerce(Job.deadline_at, Double) - db_now(),
+        type_coerce(Job.deadline_at, Double) - db_now(), Job.trace_context,
     )
     .execution_options(synchronize_session=False)
 )  # fmt: skip

@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 import redis
 
+from service import tracing
 from service.dispatch.broker import QUEUES, TASK_OF_KIND, TaskSender, celery_settings
 from service.dispatch.release import Released
 from service.jobs.errors import DispatchError
 from service.settings import Settings
 from service.tables.jobs import JOB_KINDS
 
-JOB = Released("job_1", "default", "inspect_dataset", "inspect", "short", 3, 55.5)
+TRACE = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+JOB = Released("job_1", "default", "inspect_dataset", "inspect", "short", 3, 55.5, TRACE)
 
 
 def test_every_kind_of_job_has_its_task() -> None:
@@ -27,7 +29,8 @@ def test_every_kind_of_job_has_its_task() -> None:
 @pytest.mark.redis
 def test_a_message_is_an_entry_on_redis(tmp_path: Path, redis_url: str) -> None:
     with closing(TaskSender(Settings(data_dir=tmp_path, broker_url=redis_url))) as sender:
-        sender.send(JOB)
+        with tracing.span("job.dispatch", {}, parent=tracing.remote(JOB.trace_context)):
+            sender.send(JOB)
         sender.ping()
     with redis.Redis.from_url(redis_url) as client:
         assert client.llen("cpu") == 0
@@ -35,6 +38,7 @@ def test_a_message_is_an_entry_on_redis(tmp_path: Path, redis_url: str) -> None:
     headers = message["headers"]
     assert (headers["task"], headers["id"], headers["retries"]) == ("inspect", "job_1.3", 2)
     assert headers["timelimit"] == [55.5, None]
+    assert TRACE.items() <= headers.items()
     assert message["content-type"] == "application/json"
     assert json.loads(base64.b64decode(message["body"]))[:2] == [["job_1"], {}]
 

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from service import logs
-from service.logs import EQUAL_LINES, MINUTE_SECONDS, SIMILAR_LINES, CollapsingHandler, configure_logging
+from service.logs import (
+    EQUAL_LINES,
+    MINUTE_SECONDS,
+    SIMILAR_LINES,
+    CollapsingHandler,
+    JsonFormatter,
+    bind,
+    bound,
+    configure_logging,
+)
 
 Lines = Callable[[], list[str]]
 
@@ -130,3 +141,68 @@ def test_a_process_logs_through_it_in_utc(monkeypatch: pytest.MonkeyPatch) -> No
     finally:
         root.setLevel(level)
         root.handlers = kept
+
+
+def test_json_is_a_line_with_an_event_what_it_belongs_to_and_its_exception(
+    log: logging.Logger, lines: Lines, handler: CollapsingHandler
+) -> None:
+    handler.setFormatter(JsonFormatter())
+    with bound({"request_id": "req_1", "tenant_id": None}):
+        bind({"tenant_id": "acme"})
+        log.info("upload.completed id=%s \u2028 \x1b[31m\nsecond line", "upl_1")
+        try:
+            int("no number")
+        except ValueError:
+            log.exception("it failed")
+    log.info("model.onnx is no event")
+    first, second, last = map(json.loads, lines())
+    assert first.pop("time").endswith("Z")
+    assert first == {
+        "level": "INFO", "logger": "tests.collapsing", "event": "upload.completed", "request_id": "req_1",
+        "tenant_id": "acme", "message": "upload.completed id=upl_1 \u2028 \x1b[31m\nsecond line",
+    }  # fmt: skip
+    assert second["exception"].endswith("ValueError: invalid literal for int() with base 10: 'no number'")
+    assert set(last) == {"time", "level", "logger", "event", "message"}, "what was bound is gone"
+    assert all(line.isascii() for line in lines())
+
+
+def test_what_was_kept_back_is_told_in_json_without_the_ids_of_who_comes_next(
+    log: logging.Logger, lines: Lines, handler: CollapsingHandler, clock: Clock
+) -> None:
+    handler.setFormatter(JsonFormatter())
+    clock.now += MINUTE_SECONDS
+    for number in range(EQUAL_LINES + 2):
+        with bound({"request_id": f"req_{number}"}):
+            log.info("broker is away")
+    clock.now += MINUTE_SECONDS
+    with bound({"request_id": "req_last"}):
+        log.info("another")
+    *_, told, last = map(json.loads, lines())
+    assert (told["message"], last["request_id"]) == ("2 more in the last minute: broker is away", "req_last")
+    assert "request_id" not in told
+
+
+def test_threads_and_blocks_within_blocks_have_their_own_ids(
+    log: logging.Logger, lines: Lines, handler: CollapsingHandler
+) -> None:
+    handler.setFormatter(JsonFormatter())
+    with bound({"job_id": "job_1", "attempt": 1}):
+        with bound({"attempt": 2}):
+            log.info("inner")
+        log.info("outer")
+        thread = threading.Thread(target=log.info, args=("beside",))
+        thread.start()
+        thread.join()
+    told = {line["message"]: (line.get("job_id"), line.get("attempt")) for line in map(json.loads, lines())}
+    assert told == {"inner": ("job_1", 2), "outer": ("job_1", 1), "beside": (None, None)}
+
+
+def test_a_trouble_of_a_request_names_it_in_text_too(
+    log: logging.Logger, lines: Lines, handler: CollapsingHandler
+) -> None:
+    handler.setFormatter(logs.LineFormatter("%(levelname)s %(message)s"))
+    with bound({"request_id": "req_1"}):
+        log.info("fine")
+        log.warning("odd")
+    log.warning("of no request")
+    assert lines() == ["INFO fine", "WARNING odd request_id=req_1", "WARNING of no request"]
