@@ -20,7 +20,8 @@ from service.monitoring.serving import serving
 from service.process import forget_variables, hide_process
 from service.queues import repository
 from service.schema import require_migrated
-from service.settings import PROVIDER_SECRETS, Settings
+from service.settings import Settings
+from service.settings.places import PROVIDER_SECRETS
 from service.tracing import exporting
 from worker.conclusion import QueueBackoff
 from worker.confinement.controls import Found

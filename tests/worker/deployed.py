@@ -13,14 +13,6 @@ from worker.cli import app
 PASSWORD = "p@ss/w#rd 'x' \"$y\" %25 \\ ${Z} ö"
 COMMON_SECRETS = {"QUANTMILL_DATABASE_PASSWORD", "QUANTMILL_BROKER_PASSWORD"}
 API_SECRETS = {"QUANTMILL_API_KEY", "QUANTMILL_KEY_PEPPER"}
-# Settings of stores, logs and metrics, which the manifests know already.
-AHEAD = {
-    "QUANTMILL_STORAGE_URL",
-    "QUANTMILL_STORAGE_CACHE_BYTES",
-    "QUANTMILL_METRICS_PORT",
-    "QUANTMILL_METRICS_HOST",
-    "QUANTMILL_LOG_FORMAT",
-}
 # Of libraries: the object store's, OpenTelemetry's.
 FOREIGN = ("AWS_", "OTEL_")
 
@@ -29,7 +21,7 @@ def is_setting(variable: str) -> bool:
     """True for a variable that a process of ours reads."""
     prefix, _, name = variable.partition("_")
     ours = prefix == "QUANTMILL" and name.lower() in Settings.model_fields
-    return ours or variable in AHEAD or variable.startswith(FOREIGN)
+    return ours or variable.startswith(FOREIGN)
 
 
 def check_command(words: Sequence[str]) -> None:

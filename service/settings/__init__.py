@@ -19,20 +19,10 @@ from service.cores import available_cores
 from service.egress.addresses import parse_allowed
 from service.egress.attempts import parse_schedule
 from service.server_urls import driver_url, with_password
+from service.settings.places import Places
+from service.settings.upkeep import Upkeep
 
 _ORIGIN = re.compile(r"https?://(\[[0-9a-f:]+\]|[a-z0-9]([a-z0-9.-]*[a-z0-9])?)(:[0-9]{1,5})?")
-_STORAGE_SCHEMES = ("file", "s3", "gs", "az")
-# Where the providers of buckets have their secrets.
-PROVIDER_SECRETS = (
-    "AWS_ACCESS_KEY_ID",
-    "AWS_SECRET_ACCESS_KEY",
-    "AWS_SESSION_TOKEN",
-    "AZURE_STORAGE_ACCOUNT_KEY",
-    "AZURE_STORAGE_ACCESS_KEY",
-    "AZURE_STORAGE_CLIENT_SECRET",
-    "AZURE_STORAGE_SAS_TOKEN",
-    "GOOGLE_SERVICE_ACCOUNT_KEY",
-)
 _PREFIX = "QUANTMILL_"
 _MIB = 1024**2
 _GIB = 1024**3
@@ -43,68 +33,13 @@ def _listed(text: str) -> tuple[str, ...]:
     return tuple(one.strip() for one in text.split(",") if one.strip())
 
 
-class Settings(BaseSettings):
+class Settings(Places, Upkeep, BaseSettings):
     """One record for the API, the worker and the reconciler.
 
     Empty locations are filled in from ``data_dir``, so that a service needs no setting at all on one host.
     """
 
     model_config = SettingsConfigDict(env_prefix=_PREFIX, extra="ignore", frozen=True, env_ignore_empty=True)
-
-    data_dir: Path = Field(default=Path(".quantmill"), description="Folder for all data on the local disk.")
-    database_url: str = Field(default="", repr=False, description="URL of the database. Default: SQLite in data_dir.")
-    broker_url: str = Field(
-        default="",
-        repr=False,
-        description="URL of the message broker, usually Redis. Default: none; workers poll the database for jobs.",
-    )
-    storage_url: str = Field(
-        default="",
-        description="Where files are stored: file:///FOLDER, or a bucket: s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, "
-        "az://CONTAINER/PREFIX. Credentials and endpoint are those of the provider's own variables, such as "
-        "AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL. Default: storage_dir.",
-    )
-    database_password: SecretStr | None = Field(
-        default=None, description="Password of the database, as it is: inserted into database_url, percent-encoded."
-    )
-    broker_password: SecretStr | None = Field(
-        default=None, description="Password of the broker, as it is: inserted into broker_url, percent-encoded."
-    )
-    secrets_dir: Path | None = Field(
-        default=None,
-        description="Folder of files that are named like settings and hold their values, such as "
-        "quantmill_key_pepper; the environment takes precedence.",
-    )
-    storage_dir: Path = Field(
-        default=Path(),
-        description="Folder of the content-addressed file store; with a bucket, the folder of this host's copies. "
-        "Default: data_dir/store.",
-    )
-    storage_cache_bytes: int = Field(
-        default=16 * _GIB,
-        ge=0,
-        description="With a bucket: maximum size of this host's copies of stored files that no job is using, in "
-        "bytes; the least recently used are deleted first.",
-    )
-    storage_signed_url_seconds: int = Field(
-        default=0,
-        ge=0,
-        le=7 * 24 * 3600,
-        description="With a bucket: seconds for which a signed URL of an artifact is valid; clients that ask for it "
-        "(?redirect=true) download directly from the bucket. 0: no signed URLs.",
-    )
-    scratch_dir: Path = Field(
-        default=Path(), description="Folder for the working folders of attempts. Default: data_dir/scratch."
-    )
-    cache_dir: Path = Field(
-        default=Path(), description="Folder where jobs cache results for later jobs. Default: data_dir/cache."
-    )
-    checkpoint_dir: Path = Field(
-        default=Path(),
-        description="Folder where a job's checkpoints are kept for its next attempt; on storage that all workers "
-        "share, the next attempt can run on any host. Must not be shared with another installation. "
-        "Default: scratch_dir.",
-    )
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
@@ -175,13 +110,6 @@ class Settings(BaseSettings):
     webhook_failing_seconds: float = Field(
         default=24 * 3600.0, gt=0, description="Seconds after which a receiver with failures only is disabled."
     )
-    webhook_retention_seconds: float = Field(
-        default=30 * 24 * 3600.0, gt=0, description="Age in seconds at which a delivery is deleted, sent or not."
-    )
-
-    schedule_run_retention_seconds: float = Field(
-        default=90 * 24 * 3600.0, gt=0, description="Age in seconds at which an ended run of a schedule is deleted."
-    )
 
     quota: Quota = Field(
         default=Quota(), description="Default limits of tenants without their own, as JSON. Default: none."
@@ -194,8 +122,6 @@ class Settings(BaseSettings):
     upload_idle_seconds: float = Field(
         default=60.0, gt=0, description="Seconds without data after which an upload is aborted."
     )
-    upload_expiry_seconds: float = Field(default=24 * 3600.0, gt=0)
-    idempotency_seconds: float = Field(default=7 * 24 * 3600.0, gt=0)
     ping_seconds: float = Field(
         default=15.0, gt=0, description="Seconds without an event after which an event stream sends a ping."
     )
@@ -288,31 +214,6 @@ class Settings(BaseSettings):
         description="Concurrent inspections in `up`; with several, a slow one does not block the others, and one "
         "slot is reserved for tenants that have none running.",
     )
-    job_retention_seconds: float | None = Field(
-        default=None, gt=0, description="Seconds after its end at which a job is deleted. Default: never."
-    )
-    audit_retention_seconds: float | None = Field(
-        default=None, gt=0, description="Age in seconds at which an entry of the audit log is deleted. Default: never."
-    )
-    progress_retention_seconds: float = Field(
-        default=30 * 24 * 3600.0,
-        gt=0,
-        description="Seconds after the end of its job at which a progress event is deleted.",
-    )
-    garbage_age_seconds: float = Field(
-        default=24 * 3600.0, ge=0, description="Minimum age in seconds at which an unreferenced stored file is deleted."
-    )
-    trash_seconds: float = Field(default=3600.0, ge=0, description="Seconds that a deleted file stays in the trash.")
-    scrub_bytes_per_second: int = Field(
-        default=8 * _MIB,
-        ge=0,
-        description="Rate of the background verification of stored files, in bytes per second; 0: none.",
-    )
-    scrub_period_seconds: float = Field(
-        default=7 * 24 * 3600.0,
-        gt=0,
-        description="Seconds from the start of one verification of all stored files to the start of the next.",
-    )
     allow_pt2: bool = Field(
         default=False, description="Accept torch.export archives (pt2). Loading one runs code of its author."
     )
@@ -374,16 +275,6 @@ class Settings(BaseSettings):
     def origins(self) -> tuple[str, ...]:
         """``cors_origins``, one by one."""
         return _listed(self.cors_origins)
-
-    @field_validator("storage_url")
-    @classmethod
-    def _check_storage_url(cls, url: str) -> str:
-        scheme, _, place = url.partition("://")
-        if url and (scheme not in _STORAGE_SCHEMES or not place.strip("/")):
-            raise ValueError(f"{url!r} is not a storage URL: use file:///FOLDER, s3://, gs:// or az:// and a name")
-        if scheme == "file" and not place.startswith("/"):
-            raise ValueError(f"{url!r} has no absolute path: use file:///FOLDER")
-        return url
 
     @field_validator("cors_origins")
     @classmethod
