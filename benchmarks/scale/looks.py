@@ -103,10 +103,10 @@ LISTS: dict[str, Look] = {
     "jobs shown as critical, of which there are none": _page(outcome="critical"),
     "jobs of a name": _page(name=lambda sample: sample.name),
     "jobs of a model": _page(model_id=lambda sample: sample.model_id),
-    "jobs with a label": _page(labels=lambda sample: {"commit": sample.label}),
 }
 # These go through a tenant's jobs, newest first, until the page is full.
 WALKS: dict[str, Look] = {
+    "jobs with a label of a single one": _page(labels=lambda sample: {"commit": sample.label}),
     "jobs of a preset that none has": _page(preset="xint8"),
     "jobs whose names hold a text that none has": _page(search="nothing of the kind"),
 }

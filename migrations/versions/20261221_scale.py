@@ -60,12 +60,11 @@ _FILLFACTOR = 80
 
 
 _REPORTS = sa.table('reports', sa.column('verdict'), sa.column('outcome'), sa.column('outline', sa.JSON))
-# Of PostgreSQL alone; SQLite has no such index.
-_LABELS = 'ix_jobs_users_labels'
 
 
 def upgrade() -> None:
-    op.add_column('reports', sa.Column('outcome', sa.String(32), nullable=True))
+    # it may be there: what was done before the first index is kept, also where an index was broken off
+    op.add_column('reports', sa.Column('outcome', sa.String(32), nullable=True), if_not_exists=_is_postgresql() or None)
     critical = sa.func.coalesce(_REPORTS.c.outline['critical_findings'].as_integer(), 0) > 0
     word = sa.case(
         (sa.func.coalesce(_REPORTS.c.outline['collapsed'].as_boolean(), sa.false()), 'collapsed'),
@@ -76,6 +75,8 @@ def upgrade() -> None:
     if _is_postgresql():
         op.execute(f'ALTER TABLE jobs SET (fillfactor = {_FILLFACTOR})')
     _change(made=_NEW, dropped=_OLD)
+    if _is_postgresql():
+        op.execute('ANALYZE reports')  # plans follow from what is known of the new column's values
 
 
 def downgrade() -> None:
@@ -94,11 +95,6 @@ def _change(made: tuple[_Index, ...], dropped: tuple[_Index, ...]) -> None:
             op.create_index(name, table, list(columns), sqlite_where=where, postgresql_where=where, **beside)
         for name, table, *_ in dropped:
             op.drop_index(name, table, if_exists=True, **beside)
-        if beside:
-            op.execute(f'DROP INDEX CONCURRENTLY IF EXISTS {_LABELS}')
-            if made is _NEW:
-                words = 'USING gin ((labels::jsonb) jsonb_path_ops)'
-                op.execute(f'CREATE INDEX CONCURRENTLY {_LABELS} ON jobs {words} WHERE {_USERS}')
 
 
 @contextmanager

@@ -21,7 +21,6 @@ from sqlalchemy import (
     select,
     text,
 )
-from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Session
 
 from service.contracts.base import read_stored
@@ -116,16 +115,9 @@ def list_page(
         conditions.append(Job.created_at > query.created_after)
     if query.created_before is not None:
         conditions.append(Job.created_at < query.created_before)
-    if query.labels:
-        conditions += _with_labels(session, query.labels)
+    conditions += [Job.labels[key].as_string() == value for key, value in query.labels.items()]
     equal = {"kind": query.kind, "model_id": query.model_id, "name": query.name, "preset": query.preset}
     return page(session, Job, conditions, after=after, limit=limit, without=(Job.config,), **equal)
-
-
-def _with_labels(session: Session, labels: dict[str, str]) -> list[ColumnElement[bool]]:
-    if session.get_bind().dialect.name == "postgresql":  # as its index has them
-        return [cast(Job.labels, JSONB).contains(labels)]
-    return [Job.labels[key].as_string() == value for key, value in labels.items()]
 
 
 def _shown_as(verdict: str, outline: ReportOutline) -> str:

@@ -30,7 +30,8 @@ _JOBS = f"""
 INSERT INTO jobs (id, tenant_id, kind, name, labels, state, queue, priority, size_class, model_id, config, preset,
     attempt, max_attempts, interruptions, worker_id, lease_until, not_before, dispatched_at, deadline_at, error,
     row_version, last_seq, created_at, queued_at, started_at, finished_at, updated_at, fingerprint)
-SELECT id, tenant_id, kind, name, labels::json, state, queue, mod(r, 3), 'long', model_id, '{{"preset": "int8"}}', 'int8',
+SELECT id, tenant_id, kind, name, labels::json, state, queue, mod(r, 3), 'long', model_id, '{{"preset": "int8"}}',
+    'int8',
     CASE state WHEN 'queued' THEN 0 ELSE 1 END, 3, 0,
     CASE state WHEN 'queued' THEN NULL ELSE 'worker-' || mod(i, %(workers)s) END,
     CASE state WHEN 'running' THEN %(now)s + 60 END, at, CASE state WHEN 'queued' THEN NULL ELSE at END,
@@ -43,8 +44,10 @@ FROM (
         '{{"commit": "' || to_hex(r) || '"}}' AS labels,
         CASE WHEN mod(r / 10000, 10) = 0 THEN 'inspect_model' ELSE 'quantize' END AS kind,
         CASE WHEN mod(r / 10000, 10) = 0 THEN 'inspect' ELSE 'cpu' END AS queue,
-        CASE WHEN i > %(jobs)s - %(queued)s THEN 'queued' WHEN i > %(jobs)s - %(queued)s - %(running)s THEN 'running'
-             WHEN mod(r / 100, 100) < 3 THEN 'failed' WHEN mod(r / 100, 100) = 3 THEN 'canceled' ELSE 'succeeded' END AS state,
+        CASE WHEN i > %(jobs)s - %(queued)s THEN 'queued'
+             WHEN i > %(jobs)s - %(queued)s - %(running)s THEN 'running'
+             WHEN mod(r / 100, 100) < 3 THEN 'failed' WHEN mod(r / 100, 100) = 3 THEN 'canceled'
+             ELSE 'succeeded' END AS state,
         'mdl_' || lpad(to_hex(greatest(49, mod(r, 100)) * 1000 + mod(r / 7, {MODELS})), 26, '0') AS model_id,
         %(now)s - {DAYS} * 86400.0 * (1 - i::float / %(jobs)s) - 60 AS at
     FROM (SELECT i, {_DRAWN} AS r FROM generate_series(1, %(jobs)s::bigint) i) numbers
@@ -56,7 +59,8 @@ SELECT tenant_id, id, seq, least(seq - 1, 1), type, (CASE type
     WHEN 'state' THEN '{{"name": "job.claimed", "state": "running", "worker_id": "worker-1"}}'
     WHEN 'log' THEN '{{"level": "info", "message": "Layer conv_17 was tuned; its error fell by a tenth."}}'
     WHEN 'metric' THEN '{{"stage": "finetune", "step": ' || seq || ', "loss": 0.125}}'
-    ELSE '{{"stage": "finetune", "done": ' || seq || ', "total": 100, "unit": "steps", "share": 0.5}}' END)::json, at + seq
+    ELSE '{{"stage": "finetune", "done": ' || seq || ', "total": 100, "unit": "steps", "share": 0.5}}' END)::json,
+    at + seq
 FROM (
     SELECT tenant_id, id, seq, created_at AS at, CASE WHEN seq <= 2 OR seq = %(events)s THEN 'state'
         WHEN seq <= 4 THEN 'log' WHEN seq <= 6 THEN 'metric' ELSE 'progress' END AS type
@@ -65,10 +69,13 @@ FROM (
 ) told
 """
 _REPORTS = """
-INSERT INTO reports (tenant_id, job_id, attempt, verdict, body, outline, created_at, attested_at)
-SELECT tenant_id, id, 1, CASE WHEN substr(fingerprint, 1, 2) < '04' THEN 'fail' ELSE 'pass' END, '{"verdict": "pass"}',
-    '{"collapsed": false, "critical_findings": 0}', finished_at, finished_at
-FROM jobs WHERE report_job_id IS NOT NULL
+INSERT INTO reports (tenant_id, job_id, attempt, verdict, outcome, body, outline, created_at, attested_at)
+SELECT tenant_id, id, 1, verdict, verdict, '{"verdict": "pass"}', '{"collapsed": false, "critical_findings": 0}',
+    finished_at, finished_at
+FROM (
+    SELECT *, CASE WHEN substr(fingerprint, 1, 2) < '04' THEN 'fail' ELSE 'pass' END AS verdict
+    FROM jobs WHERE report_job_id IS NOT NULL
+) succeeded
 """
 _ARTIFACTS = """
 INSERT INTO artifacts (id, tenant_id, job_id, attempt, kind, filename, media_type, sha256, size_bytes, created_at)
@@ -78,8 +85,8 @@ FROM jobs WHERE report_job_id IS NOT NULL
 """
 _AUDIT = """
 INSERT INTO new_audit_events (id, tenant_id, actor, action, object, request_id, address, at)
-SELECT 'aud_' || lpad(to_hex(i), 26, '0'), 'tenant-' || mod(i, 50), 'key_of_ci', 'job.create', 'job_' || i, 'req', '::1',
-    %(now)s - 90 * 86400.0 * (1 - i::float / %(rows)s)
+SELECT 'aud_' || lpad(to_hex(i), 26, '0'), 'tenant-' || mod(i, 50), 'key_of_ci', 'job.create', 'job_' || i, 'req',
+    '::1', %(now)s - 90 * 86400.0 * (1 - i::float / %(rows)s)
 FROM generate_series(1, %(rows)s::bigint) i
 """
 _WORKERS = """

@@ -1,4 +1,4 @@
-"""How PostgreSQL carries statements out: its own plans of what really ran, those of foreign keys and triggers among them."""
+"""How PostgreSQL carries statements out: its own plans of what ran, those of foreign keys and triggers among them."""
 
 from __future__ import annotations
 
@@ -73,19 +73,12 @@ def _examined(node: dict[str, Any]) -> int:
     return int(rows * node["Actual Loops"])
 
 
-class _UndoneError(Exception):
-    pass
-
-
 @contextmanager
 def undone(database: Database) -> Iterator[Session]:
     """A transaction that writes, and is rolled back: whoever looks next finds the same rows."""
-    try:
-        with database.write() as session:
-            yield session
-            raise _UndoneError
-    except _UndoneError:
-        pass
+    with database.write() as session, session.begin_nested() as all_of_it:
+        yield session
+        all_of_it.rollback()
 
 
 def plans_of(url: str, look: Callable[[Session], object]) -> list[Plan]:
