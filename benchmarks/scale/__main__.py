@@ -14,6 +14,8 @@ the server that QUANTMILL_TEST_POSTGRES_URL names, and compares it with an empty
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
 from pathlib import Path
 
 from benchmarks.scale import commits, database, requests, workers
@@ -42,6 +44,8 @@ def main() -> None:
     of_database.add_argument("--jobs", type=int, default=1_000_000)
     of_database.add_argument("--events", type=int, default=20_000_000)
     options = parser.parse_args()
+    # a polite end of this process, too, has to take everything with it
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     print(_machine(), flush=True)
     if options.part == "requests":
         requests.measure(options.seconds, tuple(options.processes))
