@@ -1,8 +1,9 @@
-"""The two clients of ``benchmarks.api``, each a process of its own: one measures, one keeps streams and polls open.
+"""Clients of the API, each a process of its own: they measure, load it, or keep streams and polls open.
 
-    python -m benchmarks.api_client measure|wait < wanted.json
+    python -m benchmarks.api_client measure|load|wait < wanted.json
 
-``measure`` prints milliseconds by kind of request as JSON. ``wait`` prints a line once everybody waits, and at the end
+``measure`` sends requests at a fixed rate, ``load`` each as soon as the one before was answered; both print
+milliseconds as JSON, by kind of request or of all. ``wait`` prints a line once everybody waits, and at the end
 of its standard input how many events came and how many waiters were turned away.
 """
 
@@ -87,6 +88,29 @@ def measure(wanted: dict[str, Any]) -> dict[str, list[float]]:
         return {name: taken.result()[wanted["warmup"] :] for name, taken in running.items()}
 
 
+def load(wanted: dict[str, Any]) -> list[float]:
+    """Milliseconds of each request of some connections that send one after the other for some seconds."""
+    ends = time.perf_counter() + wanted["seconds"]
+    body = None if wanted["body"] is None else json.dumps(wanted["body"])
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {wanted['key']}"}
+
+    def run(number: int) -> list[float]:
+        port, path = (wanted[name][number % len(wanted[name])] for name in ("ports", "paths"))
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_TIMEOUT_SECONDS)
+        taken = []
+        while (begun := time.perf_counter()) < ends:
+            connection.request(wanted["method"], path, body, headers)
+            answer = connection.getresponse()
+            said = answer.read()
+            taken.append((time.perf_counter() - begun) * 1000)
+            if answer.status >= 300:
+                raise RuntimeError(f"{wanted['method']} {path}: {answer.status} {said[:500]!r}")
+        return taken
+
+    with ThreadPoolExecutor(wanted["connections"]) as pool:
+        return [one for taken in pool.map(run, range(wanted["connections"])) for one in taken]
+
+
 class Crowd:
     """Event streams and long polls, each on a connection of its own, that come back whenever they are answered."""
 
@@ -146,7 +170,7 @@ def _request(target: str, header: str) -> str:
 
 if __name__ == "__main__":
     task = json.loads(sys.stdin.readline())
-    if sys.argv[1] == "measure":
-        print(json.dumps(measure(task)))
-    else:
+    if sys.argv[1] == "wait":
         asyncio.run(wait(task))
+    else:
+        print(json.dumps((measure if sys.argv[1] == "measure" else load)(task)))

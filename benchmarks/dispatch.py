@@ -53,11 +53,17 @@ class Service:
         database_url: of an empty database.
         broker_url: of an empty one.
         workers: processes of one slot each.
+        apis: API processes, each with a port of its own.
     """
 
-    def __init__(self, tree: Path, folder: Path, database_url: str, broker_url: str, workers: int) -> None:
-        self.url = f"http://127.0.0.1:{free_port()}"
+    def __init__(
+        self, tree: Path, folder: Path, database_url: str, broker_url: str, workers: int, *, apis: int = 1
+    ) -> None:
+        self.ports = [free_port() for _ in range(apis)]
+        self.url = f"http://127.0.0.1:{self.ports[0]}"
         self.database_url = database_url
+        # Of the processes that run, by name.
+        self.pids: dict[str, int] = {}
         self._folder = folder
         kept = {name: value for name, value in os.environ.items() if not name.startswith("QUANTMILL_")}
         self._variables = {
@@ -72,7 +78,7 @@ class Service:
             "QUANTMILL_HOST_SLOTS": str(workers + 1),
         }
         self._commands = {
-            "api": ("api", "--port", self.url.rpartition(":")[2]),
+            **{f"api-{number}": ("api", "--port", str(port)) for number, port in enumerate(self.ports)},
             "reconciler": ("reconcile",),
             "inspector": ("worker", "--queues", "inspect"),
             **{f"worker-{number}": ("worker", "--queues", "cpu") for number in range(workers)},
@@ -90,6 +96,7 @@ class Service:
                 )
                 stack.callback(process.wait)
                 stack.callback(process.terminate)
+                self.pids[name] = process.pid
             until = time.monotonic() + START_SECONDS
             while not self._ready():
                 if time.monotonic() > until:
@@ -104,7 +111,11 @@ class Service:
 
     def client(self, tenant: str = "default") -> Client:
         """A client of a tenant, with a key of its own."""
-        return Client(self.url, key=self.run("keys", "create", tenant, "--tenant", tenant))
+        return Client(self.url, key=self.key(tenant))
+
+    def key(self, tenant: str = "default") -> str:
+        """A key of a tenant."""
+        return self.run("keys", "create", tenant, "--tenant", tenant)
 
     def times(self, condition: str) -> list[tuple[float, float, float]]:
         """Creation, start and end of the jobs that have ended, in seconds since 1970."""
@@ -116,9 +127,10 @@ class Service:
 
     def _ready(self) -> bool:
         try:
-            return httpx.get(f"{self.url}/readyz", trust_env=False).is_success
+            asked = [httpx.get(f"http://127.0.0.1:{port}/readyz", trust_env=False) for port in self.ports]
         except httpx.TransportError:
             return False
+        return all(answer.is_success for answer in asked)
 
     def _logs(self) -> str:
         return " ".join(path.read_text(errors="replace")[-400:] for path in self._folder.glob("*.log"))

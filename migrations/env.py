@@ -1,4 +1,6 @@
-"""Runs the migrations on the connection that ``service.db.migrate`` hands over, inside its transaction."""
+"""Runs the migrations on the connection that ``service.db.migrate`` hands over: inside its transaction, or in ones of
+their own.
+"""
 
 from __future__ import annotations
 
@@ -20,4 +22,5 @@ context.configure(
     compare_type=True,
     transactional_ddl=True,
 )
-context.run_migrations()
+with context.begin_transaction():
+    context.run_migrations()

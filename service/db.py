@@ -75,6 +75,8 @@ MIGRATIONS_DIR = Path(__file__).resolve().parent.parent / "migrations"
 # First and longest pause between two attempts to switch a new SQLite file to its write-ahead log.
 WAL_PAUSE_SECONDS = (0.005, 0.25)
 _MIGRATION_LOCK = 0x7175616E746D696C  # any number that every process agrees on
+# Between two questions whether another process has come to the end of its migration.
+_MIGRATION_PAUSE_SECONDS = 0.1
 _WRITE = "quantmill_write"
 
 
@@ -294,13 +296,14 @@ def migrate(url: str, revision: str = "head") -> None:
     # SQLite: tables are rebuilt to alter them, which foreign keys would take for deletions.
     engine = _create_engine(url, foreign_keys=False, timeouts=DatabaseTimeouts()).execution_options(**{_WRITE: True})
     try:
-        with engine.begin() as connection:
-            if connection.dialect.name == "postgresql":
-                connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
+        with _migrating(engine) as connection:
             config = _alembic_config()
             config.attributes["connection"] = connection
             order = [script.revision for script in ScriptDirectory.from_config(config).walk_revisions()]
-            if _is_older(revision, _current(connection), order):
+            is_older = _is_older(revision, _current(connection), order)
+            if connection.dialect.name == "postgresql":
+                connection.rollback()  # of the look: migrations begin and end transactions by themselves
+            if is_older:
                 command.downgrade(config, revision)
             else:
                 command.upgrade(config, revision)
@@ -308,6 +311,28 @@ def migrate(url: str, revision: str = "head") -> None:
                 raise RuntimeError("the migration left rows with invalid foreign keys; nothing was changed")
     finally:
         engine.dispose()
+
+
+@contextmanager
+def _migrating(engine: Engine) -> Iterator[Connection]:
+    """A connection for migrations; nobody else migrates meanwhile.
+
+    On SQLite one transaction that writes. On PostgreSQL indexes of large tables are built outside of transactions, and
+    wait for those of all others: whoever waits for this to end must not have one open, and asks again and again.
+    """
+    if engine.dialect.name == "sqlite":
+        with engine.begin() as connection:
+            yield connection
+        return
+    with engine.connect() as connection:
+        while not connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": _MIGRATION_LOCK}):
+            connection.rollback()
+            time.sleep(_MIGRATION_PAUSE_SECONDS)
+        connection.rollback()
+        try:
+            yield connection
+        finally:
+            connection.invalidate()  # the lock goes with the connection, however this ends
 
 
 def _make_private(url: str) -> None:

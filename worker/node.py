@@ -84,15 +84,17 @@ class Heartbeat:
         while True:
             offers, now = self._offers(), time.monotonic()
             if offers != told or now >= due_at:
-                told = offers if self._announce(offers) else None
+                told = offers if self._announce(offers, is_first=told is None) else None
                 due_at = now + self._period
             if self._stop.wait(min(_LOOK_SECONDS, self._period)):
                 return
 
-    def _announce(self, offers: Mapping[str, int]) -> bool:
+    def _announce(self, offers: Mapping[str, int], *, is_first: bool = False) -> bool:
         try:
             with self._database.write() as session:
                 repository.announce(session, self._worker_id, offers, short_slots=self._short_slots)
+                if is_first:
+                    repository.forget_gone(session)
         except DATABASE_AWAY as error:
             log.warning("heartbeat.database_away: %s", error)
         except SQLAlchemyError:  # such as a database that takes no writes for a while: the next beat may succeed

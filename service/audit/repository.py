@@ -122,26 +122,30 @@ def append(session: Session, links: Sequence[Link]) -> None:
 def count_old(session: Session, age_seconds: float) -> int:
     """How many rows are older, and stand before all that are not."""
     known = ends(session)
-    return _last_old(session, known, age_seconds) - known.first_seq
+    return _last_old(session, known, age_seconds, known.seq) - known.first_seq
 
 
 def delete_old(session: Session, age_seconds: float, limit: int) -> int:
     """Forget the first rows of the chain, as far as they are older; returns how many. What is left begins there."""
     known = hold_ends(session)
-    last = 0 if known is None else min(_last_old(session, known, age_seconds), known.first_seq + limit)
-    if known is None or last <= known.first_seq:
+    if known is None:
+        return 0
+    last = _last_old(session, known, age_seconds, min(known.seq, known.first_seq + limit))
+    if last <= known.first_seq:
         return 0
     last_hash = session.scalar(select(AuditEvent.hash).where(AuditEvent.seq == last))
-    session.execute(delete(AuditEvent).where(AuditEvent.seq <= last).execution_options(synchronize_session=False))
+    forgotten = AuditEvent.seq.between(known.first_seq + 1, last)  # past what the index holds of rows before
+    session.execute(delete(AuditEvent).where(forgotten).execution_options(synchronize_session=False))
     _move(session, first_seq=last, first_hash=last_hash)
     return last - known.first_seq
 
 
-def _last_old(session: Session, known: ChainEnds, age_seconds: float) -> int:
-    """Number of the last row before the first that is younger."""
-    young = select(AuditEvent.seq).where(AuditEvent.at >= db_now() - age_seconds)
+def _last_old(session: Session, known: ChainEnds, age_seconds: float, upto: int) -> int:
+    """Number of the last row before the first that is younger; of those up to a number, which alone are looked at."""
+    looked_at = AuditEvent.seq.between(known.first_seq + 1, upto)
+    young = select(AuditEvent.seq).where(looked_at, AuditEvent.at >= db_now() - age_seconds)
     first = session.scalar(young.order_by(AuditEvent.seq).limit(1))
-    return known.seq if first is None else first - 1
+    return upto if first is None else first - 1
 
 
 def _move(session: Session, **values: Any) -> None:

@@ -31,7 +31,7 @@ from service.dispatch.slots import Crew, FreeSlots, Started
 from service.jobs.queues import QUEUES
 from service.queues.repository import ALIVE_SECONDS
 from service.tables import Job, Worker
-from service.tables.jobs import IS_QUEUED, IS_QUEUED_SHORT, IS_RUNNING
+from service.tables.jobs import IS_QUEUED, IS_RUNNING, IS_WAITING, IS_WAITING_SHORT
 
 
 class _Head(NamedTuple):
@@ -63,7 +63,7 @@ def next_due(
         without: tenants whose jobs may not start now.
     """
     left_out = {"without": sorted(without)} if without else {}
-    conditions = tuple((name, IS_QUEUED_SHORT if queues[name] else IS_QUEUED) for name in sorted(queues))
+    conditions = tuple((name, IS_WAITING_SHORT if queues[name] else IS_WAITING) for name in sorted(queues))
     while conditions:
         row = session.execute(_top_priorities(conditions, bool(left_out)), left_out).one()
         tops = dict(zip(conditions, row, strict=True))
@@ -88,7 +88,7 @@ def next_due(
 def _due(not_before: Any = Job.not_before) -> tuple[ColumnElement[bool], ...]:
     now = db_now()
     in_time = or_(Job.deadline_at.is_(None), Job.deadline_at > now)
-    return not_before <= now, in_time, Job.dispatched_at.is_(None)
+    return not_before <= now, in_time
 
 
 def _let_in(some_left_out: bool) -> tuple[ColumnElement[bool], ...]:

@@ -15,10 +15,8 @@ from sqlalchemy import (
     cast,
     delete,
     exists,
-    false,
     func,
     insert,
-    not_,
     or_,
     select,
     text,
@@ -112,7 +110,7 @@ def list_page(
     if query.verdict is not None:
         conditions.append(_with_report(tenant_id, ReportRow.verdict == query.verdict))
     if query.outcome is not None:
-        conditions.append(_with_report(tenant_id, _shown_as(query.outcome)))
+        conditions.append(_with_report(tenant_id, ReportRow.outcome == query.outcome))
     if query.created_after is not None:
         conditions.append(Job.created_at > query.created_after)
     if query.created_before is not None:
@@ -122,20 +120,15 @@ def list_page(
     return page(session, Job, conditions, after=after, limit=limit, without=(Job.config,), **equal)
 
 
+def _shown_as(verdict: str, outline: ReportOutline) -> str:
+    """By which word lists show a report; the order is that of ``service.reports.verdict.outcome``."""
+    if outline.collapsed:
+        return "collapsed"
+    return "critical" if outline.critical_findings and verdict != "fail" else verdict
+
+
 def _with_report(tenant_id: str, condition: ColumnElement[bool]) -> ColumnElement[bool]:
     return Job.id.in_(select(ReportRow.job_id).where(owned(ReportRow, tenant_id), condition))
-
-
-def _shown_as(outcome: str) -> ColumnElement[bool]:
-    """Whether a job with this report is shown so; the order is that of ``service.reports.verdict.outcome``."""
-    collapsed = func.coalesce(ReportRow.outline["collapsed"].as_boolean(), false())
-    has_critical = func.coalesce(ReportRow.outline["critical_findings"].as_integer(), 0) > 0
-    critical = and_(has_critical, ReportRow.verdict != "fail")
-    if outcome == "collapsed":
-        return collapsed
-    return and_(
-        not_(collapsed), critical if outcome == "critical" else and_(ReportRow.verdict == outcome, not_(critical))
-    )
 
 
 def _name_contains(search: str, tenant_id: str) -> ColumnElement[bool]:
@@ -152,6 +145,7 @@ def _name_contains(search: str, tenant_id: str) -> ColumnElement[bool]:
 def add_report(session: Session, job: Job, report: Report | EvaluationReport) -> None:
     """Insert the report of the job's current attempt; there can be only one. An evaluation made nothing to attest."""
     is_evaluation = isinstance(report, EvaluationReport)
+    outline = ReportOutline.of(report)
     session.execute(
         insert(ReportRow).values(
             tenant_id=job.tenant_id,
@@ -160,7 +154,8 @@ def add_report(session: Session, job: Job, report: Report | EvaluationReport) ->
             verdict=report.verdict,
             fallback=None if isinstance(report, EvaluationReport) else report.returned,
             body=report.to_json_dict(),
-            outline=ReportOutline.of(report).model_dump(mode="json", by_alias=True),
+            outcome=_shown_as(report.verdict, outline),
+            outline=outline.model_dump(mode="json", by_alias=True),
             created_at=db_now(),
             attested_at=db_now() if is_evaluation else None,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from sqlalchemy import Double, and_, case, delete, func, or_, select, text, type_coerce, update
+from sqlalchemy import Double, and_, case, delete, func, select, text, type_coerce, update
 from sqlalchemy.orm import Session
 
 from service.db import db_now
@@ -23,7 +23,7 @@ _FORGOTTEN_SECONDS = 24 * 3600.0
 
 
 def announce(session: Session, worker_id: str, offers: Mapping[str, int], *, short_slots: int = 0) -> None:
-    """Note that a worker is alive and what it takes; workers that are long gone are forgotten.
+    """Note that a worker is alive and what it takes.
 
     Only the worker itself writes its rows.
 
@@ -37,10 +37,14 @@ def announce(session: Session, worker_id: str, offers: Mapping[str, int], *, sho
     for queue, slots in sorted(offers.items()):
         row = {"id": worker_id, "queue": queue, "seen_at": now, "slots": slots, "short_slots": short_slots}
         upsert(session, Worker, row, {"seen_at": now, "slots": slots, "short_slots": short_slots})
-    gone = or_(
-        and_(Worker.id == worker_id, Worker.queue.not_in(sorted(offers))), Worker.seen_at < now - _FORGOTTEN_SECONDS
-    )
-    session.execute(delete(Worker).where(gone).execution_options(synchronize_session=False))
+    gone = delete(Worker).where(Worker.id == worker_id, Worker.queue.not_in(sorted(offers)))
+    session.execute(gone.execution_options(synchronize_session=False))
+
+
+def forget_gone(session: Session) -> None:
+    """Delete the rows of workers that are long gone. It goes through all workers: not at every heartbeat."""
+    gone = delete(Worker).where(Worker.seen_at < db_now() - _FORGOTTEN_SECONDS)
+    session.execute(gone.execution_options(synchronize_session=False))
 
 
 def note_deaf(session: Session, worker_id: str, *, deaf: bool) -> None:

@@ -54,13 +54,17 @@ DEVICES = ("auto", "cpu", "gpu")
 # Conditions of the partial indexes by which workers look for the next job, and messages are sent; statements repeat
 # them word for word.
 IS_QUEUED = "state = 'queued'"
-IS_QUEUED_SHORT = "state = 'queued' AND size_class = 'short'"
+IS_WAITING = "state = 'queued' AND dispatched_at IS NULL"
+IS_WAITING_SHORT = f"{IS_WAITING} AND size_class = 'short'"
 IS_RUNNING = "state = 'running'"
+IS_LIVE = "state IN ('queued', 'running')"
+HAS_FINISHED = "finished_at IS NOT NULL"
+IS_NAMED = f"name IS NOT NULL AND {IS_USERS}"
 # The conditions' own columns stand last: SQLite would look into the rows for them.
-_TURN = ("queue", "priority", "tenant_id", "not_before", "id", "deadline_at", "state")
+_TURN = ("queue", "priority", "tenant_id", "not_before", "id", "deadline_at", "state", "dispatched_at")
 _TURN_SHORT = (*_TURN, "size_class")
-# In the order in which messages are sent (again).
-_MESSAGE = ("queue", "dispatched_at", "not_before", "id", "state")
+_RELEASED = ("queue", "dispatched_at", "tenant_id", "size_class", "id", "state")
+IS_RELEASED = "state = 'queued' AND dispatched_at IS NOT NULL"
 
 
 class Job(Owned):
@@ -119,15 +123,23 @@ class Job(Owned):
         ),
         Index("ix_jobs_tenant_id_kind_created_at_id", "tenant_id", "kind", "created_at", "id"),
         partial_index("ix_jobs_users", "tenant_id", "created_at", "id", "kind", where=IS_USERS),
+        # Lists of what is rare among a tenant's jobs; of anything else they go through ``ix_jobs_users``.
+        partial_index("ix_jobs_users_state", "tenant_id", "state", "created_at", "id", where=IS_USERS),
+        partial_index("ix_jobs_users_model", "tenant_id", "model_id", "created_at", "id", where=IS_USERS),
+        partial_index("ix_jobs_users_name", "tenant_id", "name", "created_at", "id", where=IS_NAMED),
         CheckConstraint(one_of("size_class", SIZE_CLASSES), name="size_class"),
         CheckConstraint(one_of("device", DEVICES), name="device"),
-        Index("ix_jobs_state_not_before", "state", "not_before"),
-        Index("ix_jobs_state_lease_until", "state", "lease_until"),
-        Index("ix_jobs_state_deadline_at", "state", "deadline_at"),
-        partial_index("ix_jobs_turn", *_TURN, where=IS_QUEUED),
-        partial_index("ix_jobs_turn_short", *_TURN_SHORT, where=IS_QUEUED_SHORT),
-        partial_index("ix_jobs_message", *_MESSAGE, where=IS_QUEUED),
+        # None holds what a renewal or progress changes, such as ``lease_until``: PostgreSQL writes no index then.
+        partial_index("ix_jobs_queued_not_before", "not_before", where=IS_QUEUED),
+        partial_index("ix_jobs_live_deadline_at", "deadline_at", where=IS_LIVE),
+        partial_index("ix_jobs_finished_at", "finished_at", where=HAS_FINISHED),
+        partial_index("ix_jobs_waiting", *_TURN, where=IS_WAITING),
+        partial_index("ix_jobs_waiting_short", *_TURN_SHORT, where=IS_WAITING_SHORT),
+        # with all that is asked of it: the planner, which takes most jobs for released ones, would read others' rows
+        partial_index("ix_jobs_released", *_RELEASED, where=IS_RELEASED),
         partial_index("ix_jobs_running", "queue", "tenant_id", where=IS_RUNNING),
+        # in the order in which rows lie in the table: quicker to go through, for leases
+        partial_index("ix_jobs_leased", "id", where=IS_RUNNING),
         Index("ix_jobs_tenant_id_queue_started_at", "tenant_id", "queue", "started_at"),
         partial_index("ix_jobs_tenant_id_fingerprint", "tenant_id", "fingerprint", where="fingerprint IS NOT NULL"),
     )
@@ -197,6 +209,8 @@ class Job(Owned):
 
 
 EVENT_TYPES = ("state", "progress", "log", "metric")
+# Condition of the partial index; statements repeat it word for word.
+IS_PROGRESS = "type = 'progress'"
 
 
 class JobEvent(Owned):
@@ -207,7 +221,7 @@ class JobEvent(Owned):
         CheckConstraint("seq >= 1 AND attempt >= 0", name="numbers"),
         of_own_tenant("job_events", "job_id", "jobs"),
         # what retention drops is found without reading what it keeps
-        partial_index("ix_job_events_progress", "job_id", where="type = 'progress'"),
+        partial_index("ix_job_events_progress_created_at", "created_at", where=IS_PROGRESS),
     )
 
     tenant_id: Mapped[Tenant]
@@ -268,12 +282,16 @@ class ReportRow(Owned):
             initially="DEFERRED",
         ),
         partial_index("ix_reports_unattested", "created_at", "job_id", where=IS_UNATTESTED),
+        Index("ix_reports_tenant_id_verdict_job_id", "tenant_id", "verdict", "job_id"),
+        Index("ix_reports_tenant_id_outcome_job_id", "tenant_id", "outcome", "job_id"),
     )
 
     tenant_id: Mapped[Tenant]
     job_id: Mapped[Id] = mapped_column(primary_key=True)
     attempt: Mapped[int]
     verdict: Mapped[Word]
+    # By which word lists show it: collapsed, critical, or else the verdict; null in rows that older code has written.
+    outcome: Mapped[Word | None]
     # Which model is returned where the planned one was too slow; null: no other was looked for, or older code wrote it.
     fallback: Mapped[Word | None]
     body: Mapped[Document]

@@ -44,11 +44,15 @@ MOST_SCHEDULES, MOST_ATTESTATIONS = 200, 50
 
 @dataclass(frozen=True)
 class Loop:
-    """One loop: its name, the seconds between its rounds, and the round, which returns how much it did."""
+    """One loop: its name, the seconds between its rounds, and the round, which returns how much it did.
+
+    A round that did ``most`` is followed by the next one as soon as all other loops had their turn: there is more.
+    """
 
     name: str
     period_seconds: float
     round: Callable[[], int]
+    most: int | None = None
 
 
 def make_loops(
@@ -85,7 +89,10 @@ def _collecting(found: Collector) -> Loop:
     """The loop of a collector; see ``worker.upkeep.registry``."""
     collect = found.collect
     return Loop(
-        f"collect_{found.name}", found.period_seconds, lambda: 0 if collect is None else collect(ROUND_ITEMS).items
+        f"collect_{found.name}",
+        found.period_seconds,
+        lambda: 0 if collect is None else collect(ROUND_ITEMS).items,
+        most=ROUND_ITEMS,
     )
 
 
@@ -110,6 +117,8 @@ def run_forever(loops: Sequence[Loop], stopping: Callable[[], bool]) -> None:
             due_at[loop.name] = now + loop.period_seconds
             if done := attempted(loop.name, loop.round):
                 log.info("reconcile.done loop=%s count=%d", loop.name, done)
+                if loop.most is not None and done >= loop.most:
+                    due_at[loop.name] = 0.0
         time.sleep(TICK_SECONDS)
 
 

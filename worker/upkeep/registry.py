@@ -17,7 +17,7 @@ from service.uploads.places import Leftover
 from worker.materials import settled_checkpoints
 from worker.quantizer.run.cache import LOCK_FILE
 from worker.upkeep import garbage
-from worker.upkeep.collector import BATCH, Collector, Tally, children, in_batches, tally_of
+from worker.upkeep.collector import Collector, Tally, children, in_batches, tally_of
 from worker.upkeep.repository import OLD_ROWS, OldRows
 
 _MINUTE = 60.0
@@ -134,4 +134,4 @@ def _rows(settings: Settings, database: Database, rows: OldRows) -> Collector:
             return Tally(rows.delete(session, old_seconds, limit))
 
     rule = rows.rule.format(words(old_seconds))
-    return Collector(rows.name, rows.removes, rule, _HOUR, count, lambda limit: in_batches(limit, BATCH, collect))
+    return Collector(rows.name, rows.removes, rule, _HOUR, count, lambda limit: in_batches(limit, rows.batch, collect))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, delete, exists, func, inspect, select, tuple_
+from sqlalchemy import ColumnElement, TextClause, delete, exists, func, inspect, select, text, tuple_
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from service.audit import repository as audit
@@ -14,7 +14,6 @@ from service.db import db_now
 from service.jobs import repository as jobs
 from service.tables import (
     AuditEvent,
-    Base,
     Batch,
     BatchMember,
     HandOver,
@@ -25,7 +24,9 @@ from service.tables import (
     WebhookDelivery,
 )
 from service.tables.batches import OPEN_STATES
-from service.tables.jobs import TERMINAL_STATES
+from service.tables.jobs import IS_PROGRESS, TERMINAL_STATES
+
+_Condition = ColumnElement[bool] | TextClause
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,10 @@ class OldRows:
     Attributes:
         name, removes, rule: see ``Collector``; the rule with a place for the age.
         setting: the age; where it is not set, they are kept for ever.
-        since: the moment from which the age of a row counts.
-        which: what else holds of those that go.
-        table: that of the rows, if the moment is one of another.
+        since: the moment from which the age of a row counts, by which there is an index.
+        which: what else holds of those that go, told the moment before which they are old.
         remove: deletes rows by their keys, where other rows go with them.
+        batch: rows that one transaction deletes: it takes milliseconds, and must not keep others waiting.
     """
 
     name: str
@@ -46,28 +47,30 @@ class OldRows:
     rule: str
     setting: str
     since: InstrumentedAttribute[Any]
-    which: Callable[[Session], list[ColumnElement[bool]]] = lambda session: []
-    table: type[Base] | None = None
+    which: Callable[[Session, ColumnElement[float]], list[_Condition]] = lambda session, before: []
     remove: Callable[[Session, list[Any]], None] | None = None
+    batch: int = 1000
 
     def count(self, session: Session, age_seconds: float) -> int:
         """How many are older."""
-        rows = select(func.count()).select_from(self.table or self.since.class_)
-        return session.scalars(rows.where(self.since < db_now() - age_seconds, *self.which(session))).one()
+        rows = select(func.count()).select_from(self.since.class_)
+        return session.scalars(rows.where(*self._old(session, age_seconds))).one()
 
     def delete(self, session: Session, age_seconds: float, limit: int) -> int:
         """Forget those that are older, ``limit`` at most; returns how many. What somebody else holds is passed over."""
-        table = self.table or self.since.class_
+        table = self.since.class_
         key = inspect(table).primary_key
-        old = select(*key).where(self.since < db_now() - age_seconds, *self.which(session)).limit(limit)
-        if self.table is None:  # the oldest first; by the moment of another table, that would cost a sort
-            old = old.order_by(self.since)
+        old = select(*key).where(*self._old(session, age_seconds)).order_by(self.since).limit(limit)
         keys = [tuple(row) for row in session.execute(old.with_for_update(of=table, skip_locked=True))]
         if self.remove is not None:
             self.remove(session, [only for (only,) in keys])
         else:
             session.execute(delete(table).where(tuple_(*key).in_(keys)))
         return len(keys)
+
+    def _old(self, session: Session, age_seconds: float) -> list[_Condition]:
+        before = db_now() - age_seconds
+        return [self.since < before, *self.which(session, before)]
 
 
 class _AuditRows(OldRows):
@@ -82,7 +85,12 @@ class _AuditRows(OldRows):
         return audit.delete_old(session, age_seconds, limit)
 
 
-def _unneeded(session: Session) -> list[ColumnElement[bool]]:
+def _of_old_jobs(session: Session, before: ColumnElement[float]) -> list[_Condition]:
+    """Of progress events, which are no younger than the end of their jobs: by that alone, all would be read again."""
+    return [text(f"job_events.{IS_PROGRESS}"), JobEvent.job_id == Job.id, Job.finished_at < before, _ENDED]
+
+
+def _unneeded(session: Session, before: ColumnElement[float]) -> list[_Condition]:
     """Of jobs that have ended, and nothing refers to them, or is still to be sent of them."""
     sending = exists().where(HandOver.job_id == Job.id, HandOver.state == "pending")
     kept = Job.id.in_(jobs.named_by_gates(session))
@@ -109,9 +117,8 @@ OLD_ROWS = (
         "progress events; states, logs and metrics are kept",
         "{} after the end of their job",
         "progress_retention_seconds",
-        Job.finished_at,
-        lambda _: [JobEvent.type == "progress", JobEvent.job_id == Job.id, _ENDED],
-        JobEvent,
+        JobEvent.created_at,
+        _of_old_jobs,
     ),
     # one under way ends unnoted
     OldRows(
@@ -127,7 +134,7 @@ OLD_ROWS = (
         "after {}",
         "schedule_run_retention_seconds",
         ScheduleRun.created_at,
-        lambda _: [ScheduleRun.state.not_in(OPEN_STATES)],
+        lambda *_: [ScheduleRun.state.not_in(OPEN_STATES)],
     ),
     OldRows(
         "jobs",
@@ -137,6 +144,7 @@ OLD_ROWS = (
         Job.finished_at,
         _unneeded,
         remove=jobs.remove,
+        batch=100,
     ),
     OldRows(
         "batches",
@@ -144,8 +152,9 @@ OLD_ROWS = (
         "{} after they were created, when all their jobs were deleted",
         "job_retention_seconds",
         Batch.created_at,
-        lambda _: [~_MEMBERS.exists()],
+        lambda *_: [~_MEMBERS.exists()],
         remove=_remove_batches,
+        batch=100,
     ),
     _AuditRows(
         "audit",

@@ -7,7 +7,18 @@ from datetime import datetime
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Double, Select, SQLColumnExpression, and_, select, type_coerce, update
+from sqlalchemy import (
+    ColumnElement,
+    Double,
+    Select,
+    SQLColumnExpression,
+    TextClause,
+    and_,
+    select,
+    text,
+    type_coerce,
+    update,
+)
 from sqlalchemy.orm import Session
 
 from service.db import db_now, one_by_one
@@ -15,7 +26,7 @@ from service.jobs.errors import DeadlineExceededError, LeaseExpiredError
 from service.jobs.schemas import Waiting
 from service.jobs.transitions import attempts, rows
 from service.tables import Job
-from service.tables.jobs import LIVE_STATES, UPLOAD_KINDS, USERS_KINDS
+from service.tables.jobs import IS_LIVE, IS_QUEUED, IS_RUNNING, UPLOAD_KINDS, USERS_KINDS
 
 WORKERS_LOST = "workers-lost"
 LATE_VALIDATION = Waiting(
@@ -91,14 +102,14 @@ def bring_forward(session: Session) -> int:
 # Both are asked all the time, and building a statement takes longer than the database does for the answer.
 @cache
 def _all_silent(limit: int) -> Select[Job]:
-    silent = select(Job).where(Job.state == "running", Job.lease_until < db_now())
+    silent = select(Job).where(text(IS_RUNNING), Job.lease_until < db_now())
     return silent.order_by(Job.lease_until).limit(limit).with_for_update(skip_locked=True)
 
 
 @cache
 def _all_overdue(limit: int) -> Select[Job]:
     stopping = and_(Job.kind.in_(UPLOAD_KINDS), Job.cancel_requested_at.is_not(None))
-    overdue = select(Job).where(Job.state.in_(LIVE_STATES), Job.deadline_at < db_now(), ~stopping)
+    overdue = select(Job).where(text(f"({IS_LIVE})"), Job.deadline_at < db_now(), ~stopping)
     return overdue.order_by(Job.deadline_at).limit(limit).with_for_update(skip_locked=True)
 
 
@@ -122,9 +133,9 @@ def _each(session: Session, which: Select[Job], act: Callable[[Session, Job], Jo
     return moved
 
 
-def _ahead() -> list[ColumnElement[bool]]:
+def _ahead() -> list[ColumnElement[bool] | TextClause]:
     # The time to start is never before that of queueing; by it there is an index.
-    return [*rows.BRING_FORWARD.conditions(None), Job.not_before > db_now()]
+    return [text(IS_QUEUED), *rows.BRING_FORWARD.conditions(None), Job.not_before > db_now()]
 
 
 def _overdue(session: Session, job: Job) -> Job | None:

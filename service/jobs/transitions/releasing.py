@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import ColumnElement, Double, and_, bindparam, select, text, type_coerce, update
+from sqlalchemy import ColumnElement, Double, TextClause, and_, bindparam, select, text, type_coerce, update
 from sqlalchemy.orm import Session
 
 from service.db import db_now
@@ -13,7 +13,7 @@ from service.jobs.queues import QUEUES
 from service.jobs.transitions import rows
 from service.jobs.transitions.rows import OVERLAP_SECONDS, Transition
 from service.tables import Job
-from service.tables.jobs import IS_QUEUED
+from service.tables.jobs import IS_QUEUED, IS_RUNNING
 from service.tracing import Carrier
 
 # Id, tenant, kind, queue, size class, number of the attempt, seconds until the deadline, trace context.
@@ -87,7 +87,10 @@ _NOT_SENT = (
 )
 
 
-# What the reconciler does to leases of jobs that go on running: they end neither too early nor too late.
+# What the reconciler does to leases of jobs that go on running: they end neither too early nor too late. All of these
+# look through the jobs that run: an index by the end of leases would have to be written at each renewal.
+
+_Condition = ColumnElement[bool] | TextClause
 
 
 def spare_leases(session: Session, *, lease_seconds: float) -> int:
@@ -97,7 +100,7 @@ def spare_leases(session: Session, *, lease_seconds: float) -> int:
     is started again.
     """
     until = db_now() + lease_seconds
-    return _set(session, rows.SPARE, until, [Job.lease_until < until])
+    return _set(session, rows.SPARE, until, [text(IS_RUNNING), Job.lease_until < until])
 
 
 def try_to_write(session: Session, *, lease_seconds: float) -> None:
@@ -106,7 +109,7 @@ def try_to_write(session: Session, *, lease_seconds: float) -> None:
     A database that has no room, or takes no writes, lets nobody renew them. This tells of it before they end. A job
     that somebody holds is passed over: whoever hangs with it must not keep other leases from ending.
     """
-    silent = select(Job.id).where(*rows.SPARE.conditions(None), Job.lease_until < db_now() + lease_seconds / 2)
+    silent = select(Job.id).where(text(IS_RUNNING), Job.lease_until < db_now() + lease_seconds / 2)
     job_id = session.scalar(silent.limit(1).with_for_update(skip_locked=True))
     if job_id is not None:
         _set(session, rows.SPARE, Job.lease_until + 0.001, [Job.id == job_id])
@@ -117,7 +120,7 @@ def leased_ahead(session: Session, *, lease_seconds: float) -> bool:
 
     Whoever holds a job with longer leases, by other settings, renews them in time.
     """
-    ahead = select(Job.id).where(*rows.SHORTEN.conditions(None), *_ahead(lease_seconds))
+    ahead = select(Job.id).where(*_ahead(lease_seconds))
     return session.scalar(ahead.limit(1)) is not None
 
 
@@ -126,11 +129,11 @@ def shorten_leases(session: Session, *, lease_seconds: float) -> int:
     return _set(session, rows.SHORTEN, db_now() + lease_seconds, _ahead(lease_seconds))
 
 
-def _ahead(lease_seconds: float) -> list[ColumnElement[bool]]:
-    return [Job.lease_until > db_now() + lease_seconds + rows.OVERLAP_SECONDS]
+def _ahead(lease_seconds: float) -> list[_Condition]:
+    return [text(IS_RUNNING), Job.lease_until > db_now() + lease_seconds + rows.OVERLAP_SECONDS]
 
 
-def _set(session: Session, transition: Transition, until: ColumnElement[Any], which: list[ColumnElement[bool]]) -> int:
+def _set(session: Session, transition: Transition, until: ColumnElement[Any], which: list[_Condition]) -> int:
     statement = (
         update(Job)
         .where(rows.in_order(*transition.conditions(None), *which))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Update, bindparam, func, or_, select, update
+from sqlalchemy import ColumnElement, TextClause, Update, bindparam, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from service.contracts.errors import CanceledError, Problem
@@ -112,7 +112,7 @@ def locked(session: Session, job_id: str) -> Job | None:
     return session.scalars(_LOCKED, {"job_id": job_id}).one_or_none()
 
 
-def in_order(*conditions: ColumnElement[bool]) -> ColumnElement[bool]:
+def in_order(*conditions: ColumnElement[bool] | TextClause) -> ColumnElement[bool]:
     """Condition for a change of many jobs: those that meet these, held in the order of their ids, as by everybody who
     changes several: no two wait for each other.
     """

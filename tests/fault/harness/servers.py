@@ -57,9 +57,13 @@ def _plain_environment() -> dict[str, str]:
 
 
 class PostgresServer:
-    """A PostgreSQL on loopback, without passwords, and without fsync: its process may crash, its host does not."""
+    """A PostgreSQL on loopback, without passwords, and without fsync: its process may crash, its host does not.
 
-    def __init__(self) -> None:
+    Args:
+        settings: of the server, in place of these, or beside them.
+    """
+
+    def __init__(self, **settings: str) -> None:
         programs = postgres_bin()
         assert programs is not None
         # Not below the test's own folder: PostgreSQL refuses to run as root, and others may not look in there.
@@ -75,7 +79,7 @@ class PostgresServer:
         self._port = free_port()
         options = {
             "listen_addresses": "127.0.0.1", "unix_socket_directories": str(self._folder), "fsync": "off",
-            "shared_buffers": "16MB", "max_connections": "200",
+            "shared_buffers": "16MB", "max_connections": "200", **settings,
         }  # fmt: skip
         command = [str(programs / "postgres"), "-D", str(data), "-p", str(self._port)]
         command += [word for name, value in options.items() for word in ("-c", f"{name}={value}")]

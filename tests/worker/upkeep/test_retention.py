@@ -32,8 +32,10 @@ def collector(settings: Settings, database: Database):
 
 
 def ended(database: Database, job_id: str, days: float) -> None:
+    at = db_now() - days * DAY
     with database.write() as session:
-        session.execute(update(Job).where(Job.id == job_id).values(finished_at=db_now() - days * DAY))
+        session.execute(update(Job).where(Job.id == job_id).values(finished_at=at))
+        session.execute(update(JobEvent).where(JobEvent.job_id == job_id).values(created_at=at))
 
 
 def jobs(database: Database) -> set[str]:

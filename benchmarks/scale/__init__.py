@@ -1,0 +1,1 @@
+"""How the service grows: requests, workers, and rows; see ``__main__``."""
