@@ -1,6 +1,7 @@
 """A nightly pipeline from end to end, by the client alone: versions, a schedule with a gate, promotion, webhooks.
 
-On the embedded default and on PostgreSQL with Redis; the reconciler is killed in between.
+On the embedded default, on PostgreSQL with Redis, and on these with a bucket, two API servers and three workers that
+share no disk; the reconciler is killed in between.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from service.contracts.command_errors import ExitCode
 from service.db import db_now
 from service.schedules.schemas import RunOut
 from service.tables import JobSchedule
-from tests.fault.harness.installation import BACKENDS, Backend, Installation
+from tests.fault.harness.installation import BACKENDS, Installation
 from tests.fault.harness.servers import Servers, servers_trouble
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.s3_server import s3_server, s3_trouble
 from tests.support.scripted import Scripted, scripted
 from tests.support.services import require
 from tests.support.tiny import Tiny, make_tiny
@@ -50,18 +52,27 @@ def receiver() -> Iterator[Scripted]:
         yield running
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=[*BACKENDS, "bucket"])
 def installation(
-    request: pytest.FixtureRequest, tmp_path: Path, receiver: Scripted, _sqlite_template: Path
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    receiver: Scripted,
+    _sqlite_template: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Installation]:
-    backend: Backend = request.param
-    if backend == "servers":
+    if request.param != "files":
         require(servers_trouble())
     variables = {"QUANTMILL_KEY_PEPPER": PEPPER, "QUANTMILL_EGRESS_ALLOWED": f"http://127.0.0.1:{receiver.port}"}
     with contextlib.ExitStack() as stack:
-        servers = stack.enter_context(contextlib.closing(Servers())) if backend == "servers" else None
-        folder = tmp_path / "installation"
-        yield stack.enter_context(Installation(folder, servers=servers, template=_sqlite_template, **variables))
+        servers = stack.enter_context(contextlib.closing(Servers())) if request.param != "files" else None
+        options: dict[str, Any] = {"servers": servers, "template": _sqlite_template}
+        if request.param == "bucket":
+            require(s3_trouble())
+            s3 = stack.enter_context(s3_server(tmp_path))
+            options |= {"apis": 2, "workers": 3, "bucket_url": s3.make(), **s3.variables()}
+            for name, value in s3.variables().items():
+                monkeypatch.setenv(name, value)
+        yield stack.enter_context(Installation(tmp_path / "installation", **options, **variables))
 
 
 def another(model: Path, name: str, *, worse: bool) -> Path:
