@@ -127,12 +127,15 @@ class HostCollector(Looked):
         super().__init__()
         self._process = process
         self._places = {"data": settings.data_dir, "storage": settings.storage_dir}
-        self._cache: Path | None = None
+        self._caches: dict[tuple[str, ...], Path] = {}
         if process == "worker":
             self._places |= {
                 "scratch": settings.scratch_dir, "cache": settings.cache_dir, "checkpoints": settings.checkpoint_dir
             }  # fmt: skip
-            self._cache = settings.cache_dir if settings.cache_bytes else None
+            if settings.cache_bytes:
+                self._caches["results",] = settings.cache_dir
+            if settings.storage_url:
+                self._caches["files",] = settings.storage_dir
 
     def _look(self) -> Iterator[Metric]:
         yield _family(declared.BUILD, {(VERSION, platform.python_version(), self._process): 1.0})
@@ -147,8 +150,9 @@ class HostCollector(Looked):
             free[place,], size[place,] = found.free, found.total
         yield _family(declared.DISK_FREE, free)
         yield _family(declared.DISK_SIZE, size)
-        if self._cache is not None:
-            yield _family(declared.CACHE_BYTES, {(): float(_bytes_below(str(self._cache)))})
+        if self._caches:
+            sizes = {cache: float(_bytes_below(str(folder))) for cache, folder in self._caches.items()}
+            yield _family(declared.CACHE_BYTES, sizes)
 
 
 def _bytes_below(folder: str) -> int:

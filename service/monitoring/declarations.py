@@ -204,7 +204,12 @@ LEASES_EXPIRED = _counter(
     "Leases of workers that stopped responding; their jobs are tried again, or fail.",
     RECONCILER,
 )
-CACHE_BYTES = _looked_up("quantmill_cache_bytes", "Size of QUANTMILL_CACHE_DIR.", WORKER)
+CACHE_BYTES = _looked_up(
+    "quantmill_cache_bytes",
+    "Size of what jobs computed for later ones (results), and of copies of a bucket's files (files), on this host.",
+    WORKER,
+    {"cache": ("results", "files")},
+)
 
 # What the processes depend on.
 TRANSACTIONS = _histogram(

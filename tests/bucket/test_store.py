@@ -120,6 +120,18 @@ def test_a_fault_that_passes_is_not_seen_and_one_that_stays_is_the_stores(
         assert (tmp_path / "file").read_bytes() == LARGE, "what was not stored is gone"
 
 
+@pytest.mark.long
+def test_a_server_that_does_not_answer_is_away(store: BucketStore, proxy: FaultyBucket, tmp_path: Path) -> None:
+    sha256 = put(store, DATA, tmp_path)
+    with proxy.broken("hang"):
+        with pytest.raises(StorageAwayError):
+            store.ensure(sha256)
+        (tmp_path / "file").write_bytes(LARGE)
+        with pytest.raises(StorageAwayError):
+            store.put_file(tmp_path / "file")
+    store.ensure(sha256)
+
+
 def test_who_has_patience_waits_for_a_bucket_that_is_away(
     store: BucketStore, proxy: FaultyBucket, bucket_url: str, tmp_path: Path
 ) -> None:
