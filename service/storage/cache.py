@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -51,7 +52,7 @@ class LocalCopies:
             stream.close()
             stream = None
         if stream is None:
-            self.evict(max(0, self._limit - size_bytes))
+            self._make_room(size_bytes)
             stream = self._fetched(path, fetch)
         with stream:
             yield path
@@ -69,6 +70,11 @@ class LocalCopies:
     def size_bytes(self) -> int:
         """What all copies take."""
         return sum(size for _, size, _ in self._copies())
+
+    def _make_room(self, size_bytes: int) -> None:
+        """For one more copy, also on a disk that is nearly full."""
+        most_bytes = min(self._limit, self.size_bytes() + shutil.disk_usage(self._root).free)
+        self.evict(max(0, most_bytes - size_bytes))
 
     def _fetched(self, path: Path, fetch: Fetch) -> IO[bytes]:
         path.parent.mkdir(parents=True, exist_ok=True)
