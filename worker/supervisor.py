@@ -51,7 +51,7 @@ from worker.outcome import Ending, Failed, Outcome, Retry, Succeeded, classify, 
 from worker.publication import publish
 from worker.quantizer.run.cache import evict
 from worker.repository import jobs_of_worker, tenant_if_released
-from worker.runner import resource_limit
+from worker.resource_limits import resource_limit
 from worker.runner_input import boot_seconds
 from worker.sandbox import MAPPINGS, InspectionBudget, Sandbox, SandboxLimits, budget_of
 from worker.spares import Spares

@@ -29,6 +29,7 @@ from service.contracts.runner import (
 )
 from tests.support.patience import PATIENCE_SECONDS
 from worker import launcher, runner
+from worker.resource_limits import resource_limit
 from worker.sandbox import Sandbox, SandboxLimits
 
 
@@ -126,7 +127,7 @@ def caused(error: Exception, cause: Exception) -> Exception:
     ],
 )
 def test_resource_limits_are_recognized(error, resource):
-    found = runner.resource_limit(error)
+    found = resource_limit(error)
     assert (found and (type(found), found.where["resource"], bool(found.hint))) == (
         resource and (ResourceLimitError, resource, True)
     )
