@@ -2,9 +2,9 @@
 
 usage: python -m benchmarks.gpu [--dry-run]        (make gpu-check)
 
-Each line is a section that runs in a process of its own, first on the CPU and then on the GPU, and passes if the GPU was
-used and the quantized model is as good as that of the CPU. The whole ends within eight minutes. Networks and data are
-made here; with QUANTMILL_DATA the calibration pass is that of MobileNetV2 and its pictures.
+Each line is a section that runs in a process of its own, first on the CPU and then on the GPU, and passes if the GPU
+was used and the quantized model is as good as that of the CPU. The whole ends within eight minutes. Networks and data
+are made here; with QUANTMILL_DATA the calibration pass is that of MobileNetV2 and its pictures.
 
 --dry-run puts the CPU in the place of the GPU and takes tiny networks: it tries this script. Exit code 1: a line has
 failed; 2: there is no GPU.
@@ -34,6 +34,7 @@ from service.contracts.dataset import PreprocessingSpec
 from service.contracts.runner import DatasetSource, QuantizeTask
 
 WHOLE_SECONDS = 465.0  # for all sections, the start of this process left out
+TINY_SECONDS = 60.0  # for each section of a dry run, whatever else the machine does
 LARGEST_LOSS_DB = 1.0  # by which the model of the GPU may be further from the float model
 NO_GPU = 2
 # Of the GPU's memory, for the section that is to need more.
@@ -103,9 +104,6 @@ def algorithm(settings: dict[str, Any], device_field: str, folder: Path, device:
         settings["num_iterations"] = size.steps
     model, data = write_inputs(folder, size)
     report, seconds = quantized(folder, model, DatasetSource(path=str(data)), config_of(settings), "cpu")
-    (told,) = report.algorithms
-    if told.reason_code not in (None, "no-epoch-better", "nothing-better"):
-        raise SystemExit(f"{settings['method']} did nothing: {told.summary}")
     return {"seconds": seconds, "sqnr_db": report.fidelity.sqnr_db, "used": device == "cpu" or torch_peak() > 0}
 
 
@@ -253,7 +251,8 @@ SECTIONS = (
 def child(name: str, device: str, size: Size, left_seconds: float) -> Found | str:
     """What a section found; or what went wrong, in words."""
     section = next(one for one in SECTIONS if one.name == name)
-    limit = min(section.cpu_seconds if device == "cpu" and size is FULL else section.gpu_seconds, left_seconds)
+    limit = section.cpu_seconds if device == "cpu" and size is FULL else section.gpu_seconds
+    limit = min(TINY_SECONDS if size is TINY else limit, left_seconds)
     if limit <= 0:
         return "no time is left"
     command = [sys.executable, "-m", "benchmarks.gpu", "--section", name, "--device", device]
