@@ -52,9 +52,9 @@ def resource_limit(error: BaseException) -> ResourceLimitError | None:
 
 def _is_of_gpu(error: BaseException) -> bool:
     """True if a GPU's memory was too small; torch, which is loaded in that case, has an error of its own for that."""
-    torch, words = sys.modules.get("torch"), str(error).lower()
+    torch, told = sys.modules.get("torch"), str(error).lower()
     return (torch is not None and isinstance(error, torch.OutOfMemoryError)) or any(
-        word in words for word in _OUT_OF_GPU_MEMORY
+        mark in told for mark in _OUT_OF_GPU_MEMORY
     )
 
 
