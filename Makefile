@@ -8,7 +8,7 @@ PIP = $(BIN)/python -m pip --quiet --disable-pip-version-check
 # Only what a lock file names, and of it only files whose hashes it holds.
 LOCKED = install --require-hashes --no-deps --requirement
 LOCKS := requirements.lock requirements-cpu.lock requirements-cuda.lock
-.PHONY: help install demo test test-fast test-long soak lint audit up guide bench sbom screenshots lock mlflow flower helm axe clean
+.PHONY: help install demo test test-fast test-long soak gpu-check lint audit up guide bench sbom screenshots lock mlflow flower helm axe clean
 
 help: ## Show this help
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ test-long: $(STAMP) ## Run what make test leaves out, and properties with 200 ex
 
 soak: $(STAMP) ## Break a service under load and count what it lost (SOAK_MINUTES, SOAK_JOBS, SOAK_SEED, SOAK_BACKEND)
 	$(BIN)/python -m tests.fault.soak
+
+gpu-check: $(STAMP) ## Check what a GPU is used for on this machine's, beside the CPU, within 8 minutes (GPU_ARGS=--dry-run: without one)
+	$(BIN)/python -m benchmarks.gpu $(GPU_ARGS)
 
 lint: $(STAMP) ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .

@@ -95,7 +95,9 @@ def worker(
     ] = None,
     devices: Annotated[
         str | None,
-        typer.Option(metavar="0,1", help="GPUs to distribute to the slots, by number. Default: every slot sees all."),
+        typer.Option(
+            metavar="0,1", help="GPUs to distribute to the slots, by number or UUID (MIG too). Default: all see all."
+        ),
     ] = None,
     data_dir: DataDir = None,
 ) -> None:

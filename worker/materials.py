@@ -44,6 +44,7 @@ from service.datasets import repository as datasets
 from service.db import Database
 from service.hand_overs import repository as hand_overs
 from service.ids import is_id
+from service.jobs.queues import GPU_QUEUE
 from service.models import repository as models
 from service.settings import Settings
 from service.storage import Store, StoredFileMissingError
@@ -181,6 +182,7 @@ class Materials:
             evaluation=evaluation,
             output_dir=str(self._output()),
             threads=self._threads,
+            device="gpu" if job.queue == GPU_QUEUE else "cpu",
             metric_graphs=self._graphs(session, job, config.graph_models),
             extra_bytes=keeping.extra_bytes,
             checkpoint_dir=None if keeping.checkpoint_dir is None else str(keeping.checkpoint_dir),

@@ -102,6 +102,11 @@ def oom_kills() -> int:
     return 0
 
 
+def group_pids(group: int) -> set[int]:
+    """Numbers of the processes of a group."""
+    return {int(folder.name) for folder, _ in _members(group)}
+
+
 class MemoryWatch:
     """Follows the memory of the processes of one attempt, and their CPU time.
 

@@ -323,7 +323,7 @@ TABLE = (
     ),
     OutcomeRow(
         "resource limit",
-        f"exit code {EXIT_RESOURCE_LIMIT} and an error: memory, file size, files beside the model",
+        f"exit code {EXIT_RESOURCE_LIMIT} and an error: memory, GPU memory, file size, files beside the model",
         "failed: resource-limit, or too-complex as above",
         _told(EXIT_RESOURCE_LIMIT),
         lambda ending: Failed(_beyond_memory(ending, _problem(ending))),

@@ -9,11 +9,9 @@ without a lease, it does not go on: see ``worker.runner_input``. A spare one loa
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import queue
-import resource
 import signal
 import sys
 import tempfile
@@ -32,7 +30,6 @@ from service.contracts.errors import (
     DatasetFormatError,
     InterruptedRunError,
     QuantmillError,
-    ResourceLimitError,
 )
 from service.contracts.runner import (
     EXIT_CANCELED,
@@ -64,7 +61,8 @@ from service.contracts.runner import (
 )
 from worker.faults import has_room, no_room, storage_fault
 from worker.launcher import LINE_FD
-from worker.memory import HINT, set_threads
+from worker.memory import set_threads
+from worker.resource_limits import resource_limit
 from worker.runner_input import ParentWatch, await_assignment
 
 if TYPE_CHECKING:
@@ -84,9 +82,6 @@ PROGRESS_PERIOD_SECONDS = 0.2
 # A stage that tells nothing has its last line sent again so often, with what is left of the whole.
 OVERALL_PERIOD_SECONDS = 2.0
 TRIAL_LOOK_SECONDS = 0.25
-
-# Words by which native code says that an allocation failed, where no MemoryError reaches Python.
-_OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "failed to allocate memory", "can't allocate memory", "out of memory")
 
 
 class TrialProcesses:
@@ -306,45 +301,6 @@ def perform(
         found = inspect_file(Path(task.model_path), task.config, threads=task.threads)
         return InspectionResult(inspection=found)
     raise TypeError(f"no such task: {task!r}")
-
-
-def resource_limit(error: BaseException) -> ResourceLimitError | None:
-    """The resource limit that ``error`` (or what caused it) stands for, if any."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, ResourceLimitError):
-            return seen
-        foreign = not isinstance(seen, QuantmillError)
-        if isinstance(seen, MemoryError) or (foreign and any(word in str(seen).lower() for word in _OUT_OF_MEMORY)):
-            return _memory_error()
-        if isinstance(seen, OSError) and seen.errno in (errno.ENOSPC, errno.EDQUOT):
-            return ResourceLimitError(
-                "The disk is full.",
-                hint="Free disk space, then try again.",
-                resource="disk",
-            )
-        if isinstance(seen, OSError) and seen.errno == errno.EFBIG:
-            return ResourceLimitError(
-                "The job wrote a file larger than its limit.",
-                hint="The quantized model is too large for this worker; ask the operator to raise the file size limit.",
-                resource="disk",
-            )
-        seen = seen.__cause__ or seen.__context__
-    return None
-
-
-def _memory_error() -> ResourceLimitError:
-    limit_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
-    used_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    known = limit_bytes != resource.RLIM_INFINITY
-    limit = f" of {limit_bytes} bytes of address space" if known else ""
-    return ResourceLimitError(
-        f"The job needs more memory than its limit{limit}; it used {used_bytes} bytes when an allocation failed.",
-        hint=HINT,
-        resource="memory",
-        limit_bytes=limit_bytes if known else None,
-        used_bytes=used_bytes,
-    )
 
 
 def execute(

@@ -51,6 +51,7 @@ _KEPT_VARIABLES = (
     "TZ",
     "LD_LIBRARY_PATH",
     "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
     "VIRTUAL_ENV",
     failpoints.VARIABLE,  # set by tests of faults only
     LARGE_VARIABLE,  # by tests of large models only
@@ -58,6 +59,8 @@ _KEPT_VARIABLES = (
 # Both CUDA and ROCm heed it.
 GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
 NO_GPUS = {GPU_VARIABLE: ""}
+# Numbers of GPUs are those of nvidia-smi; CUDA's own are by speed.
+GPU_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 _LOADAVG = Path("/proc/loadavg")
 
 

@@ -15,7 +15,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,11 +24,12 @@ from sqlalchemy.orm import Session
 
 from service import tracing
 from service.contracts.errors import QuantmillError
-from service.contracts.runner import LogLine, RunnerTask
+from service.contracts.runner import LogLine, MetricLine, RunnerTask
 from service.db import Database
 from service.failpoints import reach
 from service.jobs import transitions
 from service.jobs.outcome import Outcome as JobOutcome
+from service.jobs.queues import GPU_QUEUE
 from service.logs import bound
 from service.quarantine import suspects as quarantine
 from service.quotas import repository as usage
@@ -41,6 +42,7 @@ from worker.conclusion import Conclusion, QueueBackoff, worker_fault
 from worker.confinement.controls import LANDLOCK
 from worker.counting import count_claim, count_ending
 from worker.faults import storage_fault
+from worker.gpu_memory import GpuWatch
 from worker.guard import Guard, StopClock, StoppedError
 from worker.lease import DATABASE_AWAY, Lease, Timing
 from worker.materials import OUTPUT_FOLDER, Keeping, Materials, collect_checkpoints, model_bytes, open_checkpoints
@@ -49,7 +51,7 @@ from worker.outcome import Ending, Failed, Outcome, Retry, Succeeded, classify, 
 from worker.publication import publish
 from worker.quantizer.run.cache import evict
 from worker.repository import jobs_of_worker, tenant_if_released
-from worker.runner import resource_limit
+from worker.resource_limits import resource_limit
 from worker.runner_input import boot_seconds
 from worker.sandbox import MAPPINGS, InspectionBudget, Sandbox, SandboxLimits, budget_of
 from worker.spares import Spares
@@ -284,8 +286,11 @@ class Supervisor:
                     memory=memory,
                     budget=budget,
                 )
-                ending = watch.to_end()
+                with GpuWatch(process.groups) if limits.gpus else nullcontext() as gpu:
+                    ending = watch.to_end()
         used.cpu_seconds = memory.cpu_seconds
+        if gpu is not None and gpu.peak_bytes is not None:
+            lease.tell(MetricLine(stage="gpu", step=job.attempt, values={"peak_memory_bytes": gpu.peak_bytes}))
         reach("after_runner_end")
         count_ending(ending)
         outcome = classify(ending)
@@ -341,20 +346,20 @@ class Supervisor:
     def _limits(
         self, job: Job, remaining_seconds: float | None, budget: InspectionBudget | None, scratch: Path
     ) -> SandboxLimits:
-        mapped_bytes = MAPPINGS * model_bytes(scratch)
+        mapped_bytes, gpus = MAPPINGS * model_bytes(scratch), job.queue == GPU_QUEUE
         if budget is not None:
             cpu_seconds = math.ceil(budget.cpu_seconds)
             return SandboxLimits(
                 memory_bytes=budget.memory_bytes,
                 mapped_bytes=mapped_bytes,
                 cpu_seconds=cpu_seconds,
-                gpus=job.device != "cpu",
+                gpus=gpus,
                 niceness=self._niceness(job.tenant_id),
             )
         cpu = None if remaining_seconds is None else int(remaining_seconds * self._settings.threads) + SPARE_CPU_SECONDS
         # CUDA reserves far more address space than it uses: a limit on it would forbid every GPU job.
-        memory = None if job.queue == "gpu" else self._memory_bytes
-        return SandboxLimits(memory_bytes=memory, mapped_bytes=mapped_bytes, cpu_seconds=cpu, gpus=job.device != "cpu")
+        memory = None if gpus else self._memory_bytes
+        return SandboxLimits(memory_bytes=memory, mapped_bytes=mapped_bytes, cpu_seconds=cpu, gpus=gpus)
 
     def _niceness(self, tenant_id: str) -> int:
         """How far each of a tenant's inspections here stands back: all of them together weigh as much as one."""

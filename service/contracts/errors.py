@@ -273,7 +273,27 @@ class StalledError(QuantmillError, code="stalled", title="The job has stalled", 
 
 
 class ResourceLimitError(QuantmillError, code="resource-limit", title="A resource limit was reached", status=413):
-    """The job exceeded its limit of memory, time or disk."""
+    """The job exceeded its limit of memory, time or disk, or the memory of its GPU."""
+
+
+def gpu_memory_error(
+    detail: str, *, limit_bytes: int | None = None, used_bytes: int | None = None
+) -> ResourceLimitError:
+    """A GPU has too little memory for a job.
+
+    Args:
+        detail: what failed, one sentence.
+        limit_bytes: memory of the GPU; None: unknown.
+        used_bytes: what the job held when it failed; None: unknown.
+    """
+    return ResourceLimitError(
+        detail,
+        hint="Lower batch_size or data_size of the algorithms or calibration samples, use a GPU with more memory, or "
+        "set the device to cpu.",
+        resource="gpu_memory",
+        limit_bytes=limit_bytes,
+        used_bytes=used_bytes,
+    )
 
 
 class EngineError(QuantmillError, code="engine-error", title="The engine failed", status=500):

@@ -15,6 +15,7 @@ from pydantic import Field, StringConstraints, TypeAdapter, field_validator, mod
 from service.contracts.base import Contract
 from service.contracts.config import QuantizationConfig
 from service.contracts.dataset import DatasetSummary, PreprocessingSpec
+from service.contracts.devices import Device
 from service.contracts.errors import Problem
 from service.contracts.evaluation import EvaluationSpec
 from service.contracts.evaluation_report import EvaluationReport
@@ -54,6 +55,7 @@ class QuantizeTask(Contract):
     evaluation: DatasetSource | None = None
     output_dir: str
     threads: int
+    device: Device = Field(default="cpu", description="gpu: float models run there where onnxruntime can use it.")
     metric_graphs: dict[str, str] = Field(
         default_factory=dict, description="Files of the uploaded models used as metrics and losses, by id."
     )

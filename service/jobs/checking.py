@@ -37,7 +37,10 @@ from service.tables import Dataset, Model
 _Asked = TypeVar("_Asked", JobCreate, JobValidate)
 _WithGraph = TypeVar("_WithGraph", GraphMetric, GraphLoss)
 _CONFIG, _DEVICE = "/config", "/device"
-_NOTHING_FOR_A_GPU = "device gpu: the config has no algorithm that computes on a GPU, so the GPU will be idle."
+_NOTHING_FOR_A_GPU = (
+    "device gpu: the config has no algorithm that computes on a GPU, so the GPU will be idle unless the worker's "
+    "onnxruntime can use it for the float model."
+)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ from service.contracts.errors import DatasetError, ModelError
 from service.contracts.runner import DatasetSource
 from worker.quantizer.pipeline import Result, quantize
 from worker.quantizer.run.interface import SilentRun
-from worker.quantizer.runtime.session import RUNTIME_ERRORS, session_options
+from worker.quantizer.runtime.faults import RUNTIME_ERRORS
+from worker.quantizer.runtime.session import session_options
 
 PRESETS = ("int8", "xint8", "int4_weights", "int8_dynamic", "float16_model")
 # The latest that onnxruntime supports; of later opsets it says that they are under development.

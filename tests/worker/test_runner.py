@@ -6,8 +6,15 @@ import errno
 import sys
 
 import pytest
+import torch
 
-from service.contracts.errors import CanceledError, EngineError, NotOnnxError, ResourceLimitError
+from service.contracts.errors import (
+    CanceledError,
+    EngineError,
+    NotOnnxError,
+    ResourceLimitError,
+    gpu_memory_error,
+)
 from service.contracts.runner import (
     EXIT_CANCELED,
     EXIT_INTERRUPTED,
@@ -22,6 +29,7 @@ from service.contracts.runner import (
 )
 from tests.support.patience import PATIENCE_SECONDS
 from worker import launcher, runner
+from worker.resource_limits import resource_limit
 from worker.sandbox import Sandbox, SandboxLimits
 
 
@@ -107,6 +115,11 @@ def caused(error: Exception, cause: Exception) -> Exception:
         (RuntimeError("[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : std::bad_alloc"), "memory"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"), "memory"),
         (caused(EngineError("the session could not be made"), MemoryError()), "memory"),
+        (torch.cuda.OutOfMemoryError("Tried to allocate 2.00 GiB"), "gpu_memory"),
+        (caused(EngineError("adaround failed"), torch.cuda.OutOfMemoryError("no more")), "gpu_memory"),
+        (RuntimeError("CUDA error: out of memory"), "gpu_memory"),
+        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "gpu_memory"),
+        (gpu_memory_error("The job needs more memory than its GPU has."), "gpu_memory"),
         (OSError(errno.ENOSPC, "No space left on device"), "disk"),
         (OSError(errno.EFBIG, "File too large"), "disk"),
         (ValueError("x"), None),
@@ -114,7 +127,7 @@ def caused(error: Exception, cause: Exception) -> Exception:
     ],
 )
 def test_resource_limits_are_recognized(error, resource):
-    found = runner.resource_limit(error)
+    found = resource_limit(error)
     assert (found and (type(found), found.where["resource"], bool(found.hint))) == (
         resource and (ResourceLimitError, resource, True)
     )
@@ -130,6 +143,7 @@ def task() -> InspectModelTask:
         (NotOnnxError("not a model"), EXIT_USER_ERROR, "not-onnx"),
         (EngineError("broken"), EXIT_USER_ERROR, "engine-error"),
         (MemoryError(), EXIT_RESOURCE_LIMIT, "resource-limit"),
+        (torch.cuda.OutOfMemoryError("CUDA out of memory."), EXIT_RESOURCE_LIMIT, "resource-limit"),
         (CanceledError("stop"), EXIT_CANCELED, "canceled"),
         (runner.InterruptedRunError("stop"), EXIT_INTERRUPTED, None),
         (BrokenPipeError(), EXIT_INTERRUPTED, None),

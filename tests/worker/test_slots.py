@@ -164,6 +164,15 @@ def test_devices_and_where_that_is_wanted_cores_are_dealt_out(bench: Workbench, 
     assert [share.devices for share in dealt(1, "3", "5")] == [("3", "5")]
     with pytest.raises(InvalidSettingsError, match="2 slots cannot share the 1 devices 0"):
         dealt(2, "0")
+    mig = "MIG-6f4b9d0e-2c6a-5f0f-9f1f-2b8e0c6d7a31", "MIG-GPU-5c89852c-d268-c3f3-1b07-005d5ae1dc3f/7/0"
+    assert [share.devices for share in dealt(2, *mig)] == [(mig[0],), (mig[1],)]
+    assert [share.devices for share in dealt(1, "GPU-5c89852c", "1")] == [("GPU-5c89852c", "1")]
+    with pytest.raises(InvalidSettingsError, match="one MIG instance only"):
+        dealt(1, *mig)
+    with pytest.raises(InvalidSettingsError, match="'all' is not the name of a GPU"):
+        dealt(1, "all")
+    with pytest.raises(InvalidSettingsError, match="Device 0 is named twice"):
+        dealt(2, "0", "0")
     monkeypatch.setattr("worker.slots.affinity", lambda: [2, 3, 6, 7, 9])
     assert [share.cores for share in dealt(2)] == [(), ()]
     assert [share.cores for share in dealt(2, pin_cores=True)] == [(2, 3), (6, 7, 9)]
@@ -187,9 +196,11 @@ def test_a_runner_sees_the_share_of_its_slot(bench: Workbench, gpus: bool, seen:
     process.close()
 
 
-@pytest.mark.parametrize(("device", "seen"), [("auto", "7"), ("gpu", "7"), ("cpu", "")])
-def test_a_job_for_a_cpu_sees_no_gpu(bench: Workbench, device: str, seen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("queue", "seen"), [("gpu", "7"), ("cpu", ""), ("inspect", "")])
+def test_only_a_job_of_the_gpu_queue_sees_a_gpu(
+    bench: Workbench, queue: str, seen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-    job = bench.submit(device=device)
+    job = bench.submit(queue=queue, device="auto")
     bench.supervisor("log('sees ' + os.environ['CUDA_VISIBLE_DEVICES'])\nsucceed()").run(job)
     assert bench.logged(job) == [f"sees {seen}"]

@@ -31,7 +31,7 @@ from service.contracts.errors import QuantmillError
 from service.contracts.validation import field_problems
 from service.settings import Settings
 from worker.quantizer.graph.sizes import VARIABLE as LARGE_VARIABLE
-from worker.runner import resource_limit
+from worker.resource_limits import resource_limit
 
 if TYPE_CHECKING:
     from service.client.options import SubmitOptions

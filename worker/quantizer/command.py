@@ -54,6 +54,7 @@ def quantize_files(
             reached=reached,
             scratch=Path(task.output_dir),
             data_file=task.data_file,
+            device=task.device,
         ),
     )
     output = Path(task.output_dir)

@@ -13,10 +13,11 @@ from typing import Any
 
 import onnx_ir as ir
 
-from service.contracts.compatibility import check_batch, check_dataset, fixed_batch
+from service.contracts.compatibility import check_dataset
 from service.contracts.config import QuantizationConfig
 from service.contracts.data_checks import check_data_given, check_training, random_data_of
 from service.contracts.dataset import label_notes
+from service.contracts.devices import Device
 from service.contracts.errors import UnsupportedModelError
 from service.contracts.graph_view import TensorGrid
 from service.contracts.model import ModelSummary
@@ -38,13 +39,17 @@ from worker.quantizer.graph.rewriting import PassOutcome
 from worker.quantizer.graph.serialized import ModelContent, copy_of, to_bytes
 from worker.quantizer.intake.inspect import inspect_model, open_model
 from worker.quantizer.intake.loading import uploaded_bytes
-from worker.quantizer.intake.work import work_of
-from worker.quantizer.layerwise.frontier import free_memory_bytes
-from worker.quantizer.modes.planning import check_devices, devices_of, kept_alike, plan_model, prepare_model
+from worker.quantizer.modes.planning import (
+    check_devices,
+    check_fixed_batch,
+    devices_of,
+    kept_alike,
+    plan_model,
+    prepare_model,
+)
 from worker.quantizer.modes.registry import MODES, to_qoperator
 from worker.quantizer.plan.types import PlanLog, QuantizationPlan
 from worker.quantizer.preparation.layout import take_nhwc, turn_inputs
-from worker.quantizer.preparation.passes.shapes import infer_shapes
 from worker.quantizer.preparation.prepare import undo_quantization
 from worker.quantizer.refine.draft import Case, Draft, Filled, QuantizedDraft
 from worker.quantizer.refine.ranges import settle_methods
@@ -60,11 +65,11 @@ from worker.quantizer.run.interface import Run
 from worker.quantizer.run.progress import OverallRun, Stages
 from worker.quantizer.run.services import ExtraFile, ExtraFiles, Services, nobody
 from worker.quantizer.runtime.host import cpu_notes
+from worker.quantizer.runtime.providers import find_accelerator
 from worker.quantizer.runtime.session import Session, is_heavy
 from worker.quantizer.sanity.examine import examine
 from worker.quantizer.written.settle import as_written
 
-_LARGE_BATCH = 256  # a fixed batch axis from here on is checked before the model runs
 _MOST_SETTLED = 4  # how often nodes that make NaN or Inf are searched again
 
 
@@ -101,6 +106,7 @@ class Provisions:
     reached: Callable[[str], None] = nobody  # see ``Services``
     scratch: Path | None = None  # folder on a disk for what is too large to be held; None: that of temporary files
     data_file: str = DATA_FILE  # see ``Services``
+    device: Device = "cpu"  # gpu: float models run there where onnxruntime can use it
 
     def checkpoints(self, identity: str, run: Run) -> CheckpointStore:
         """Of the run with this identity."""
@@ -183,7 +189,7 @@ def fill(
         check_devices(config)
         original, undone, float_session, summary = _load(model_path, config, threads)
         forget_pages(original)
-        _check_batch(summary, original)
+        check_fixed_batch(summary, original)
         check_data_given(config, calibration=calibration is not None, evaluation=evaluation is not None)
         calibration_data = _calibration(calibration, summary, config, float_session)
         evaluation_data = None if evaluation is None else _open(evaluation, summary, config, "evaluation dataset")
@@ -195,13 +201,14 @@ def fill(
         _probe(metrics, float_session, calibration_data, evaluation_data, summary, config, run)
         made_from = origin(summary, calibration_data, evaluation_data, graphs, threads=threads)
         case = Case(config, summary, calibration_data, evaluation_data, float_session, made_from, metrics, graphs)
+        case = case.on(find_accelerator(provisions.device), original, threads=threads, run=run)
         try:
             pass_seconds = forward_seconds(case, run)
         except UnsupportedModelError:
             inspect_model(model_path, threads=threads)  # names the node, as it does for an upload
             raise
         run.expect(expected_phases(case, graph=original.graph, sample_seconds=pass_seconds))
-        identity = run_identity(config, made_from, devices=devices_of(config))
+        identity = run_identity(config, case.origin, devices=devices_of(config))
         services = Services(
             run=run,
             threads=threads,
@@ -372,14 +379,6 @@ def _data_notes(case: Case) -> tuple[str, ...]:
     """What to know about the labels before anything is measured; none with declared metrics or random data."""
     data = case.measured_on
     return () if case.config.evaluation.metrics or data.is_random else label_notes(data.summary.labels)
-
-
-def _check_batch(summary: ModelSummary, original: ir.Model) -> None:
-    """Refuse a batch axis that is fixed at more samples than memory takes, before the model runs."""
-    if fixed_batch(summary) >= _LARGE_BATCH:
-        shaped = copy_of(original)
-        infer_shapes(shaped)
-        check_batch(summary, work_of(shaped.graph), most_bytes=free_memory_bytes())
 
 
 def _probe(

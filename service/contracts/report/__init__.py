@@ -39,7 +39,7 @@ from service.contracts.report.layers import (
     by_contribution,
     contributing_layers,
 )
-from service.contracts.report.whole import REPORT_SCHEMA_VERSION, Manifest, Report, StageFigures, upgraded
+from service.contracts.report.whole import REPORT_SCHEMA_VERSION, GpuFigures, Manifest, Report, StageFigures, upgraded
 
 __all__ = [
     "REPORT_SCHEMA_VERSION",
@@ -55,6 +55,7 @@ __all__ = [
     "Finding",
     "Flips",
     "GateClause",
+    "GpuFigures",
     "Histogram",
     "Interval",
     "KernelFigures",

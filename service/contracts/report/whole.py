@@ -95,6 +95,21 @@ class StageFigures(Contract):
     peak_rss_bytes: int
 
 
+class GpuFigures(Contract):
+    """What a job with a GPU did there. The algorithms tell their device themselves."""
+
+    statistics_provider: str = Field(description="Execution provider of onnxruntime that ran the calibration pass.")
+    float_provider: str = Field(description="The one that ran the float model in the evaluation.")
+    quantized_provider: str = Field(
+        description="The one that ran the quantized model: always that of the CPU, since providers of GPUs compute "
+        "quantized operators differently."
+    )
+    missing: str | None = Field(default=None, description="Why onnxruntime did not use the GPU. Null: it did.")
+    peak_torch_bytes: int | None = Field(
+        default=None, description="Most GPU memory that torch reserved for the algorithms. Null: torch used no GPU."
+    )
+
+
 class Manifest(Contract):
     """Everything needed to reproduce the model byte for byte."""
 
@@ -181,6 +196,7 @@ class Report(Brief, Contract):
         description="Calibrated ranges by tensor; pass them as tensor_ranges of a config to skip calibration.",
     )
     stages: tuple[StageFigures, ...]
+    gpu: GpuFigures | None = Field(default=None, description="Null for a job without a GPU.")
     manifest: Manifest
 
     @model_validator(mode="before")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
@@ -34,6 +32,7 @@ from worker.quantizer.plan.grids import limited_operand
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.run.interface import Run
 from worker.quantizer.run.services import Services
+from worker.quantizer.runtime.providers import may_have_gpu
 
 # An int32 bias may take a quarter of its range: the accumulator adds products on top of it.
 _BIAS_LIMIT = 2**29
@@ -230,8 +229,6 @@ class GradientSolver:
 
 # Bytes of one matrix of second moments beyond which a layer is left to the gradient solver.
 _MOST_BYTES = 2**30
-# One of them is there if a driver is: NVIDIA's, that of its boards, ROCm's, and either under WSL.
-_DRIVERS = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/kfd", "/dev/dxg")
 
 
 @dataclass(frozen=True)
@@ -338,13 +335,3 @@ def arrays_on(wanted: str) -> Arrays:
 
     device = choose_device(wanted)
     return NUMPY if device.type == "cpu" else torch_arrays(device)
-
-
-def may_have_gpu() -> bool:
-    """False if torch would surely find none, which is told without loading it.
-
-    A driver makes device files; and devices may be hidden by a variable that both CUDA and ROCm heed.
-    """
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
-        return False
-    return any(Path(file).exists() for file in _DRIVERS)

@@ -12,26 +12,30 @@ from pathlib import Path
 import onnx_ir as ir
 
 from service.contracts.base import VERSION
+from service.contracts.compatibility import check_batch, fixed_batch
 from service.contracts.config import QuantizationConfig
 from service.contracts.devices import DeviceField, device_fields
 from service.contracts.errors import DeviceNotThereError, EngineError, ModelError
 from service.contracts.graph_view import Inspection, NodeInspection
+from service.contracts.model import ModelSummary
 from service.contracts.preparation import fixed_inputs
-from worker.quantizer.finetune.solvers import may_have_gpu
 from worker.quantizer.graph.metadata import fates, outline
 from worker.quantizer.graph.serialized import copy_of
 from worker.quantizer.graph.values import node_name
 from worker.quantizer.intake.inspect import check_channels, open_model
+from worker.quantizer.intake.work import work_of
+from worker.quantizer.layerwise.frontier import free_memory_bytes
 from worker.quantizer.modes.registry import MODES, lowest_opset, wanted_opset
 from worker.quantizer.plan.candidates import ACTIVATIONS_IN_FLOAT
 from worker.quantizer.plan.selection import Matcher, check_selectors
 from worker.quantizer.plan.targets import edit_graph, edits_graph
 from worker.quantizer.plan.types import Decision, PlanLog, QuantizationPlan
+from worker.quantizer.preparation.passes.shapes import infer_shapes
 from worker.quantizer.preparation.prepare import Prepared, prepare
 from worker.quantizer.refine.draft import Case
 from worker.quantizer.refine.driver import strays
 from worker.quantizer.run.services import Services
-from worker.quantizer.runtime.session import providers_of
+from worker.quantizer.runtime.providers import may_have_gpu, providers_of
 
 
 @dataclass(frozen=True)
@@ -148,6 +152,19 @@ _NEEDED = frozenset({"inline_functions", "name_everything", "fix_shapes", "nhwc_
 _CPU = "cpu"
 _CONFIG = "/config"
 _ONNXRUNTIME = "infer_device"
+_LARGE_BATCH = 256  # a fixed batch axis from here on is checked before the model runs
+
+
+def check_fixed_batch(summary: ModelSummary, original: ir.Model) -> None:
+    """Refuse a batch axis that is fixed at more samples than memory takes, before the model runs.
+
+    Raises:
+        UnsupportedModelError: it is.
+    """
+    if fixed_batch(summary) >= _LARGE_BATCH:
+        shaped = copy_of(original)
+        infer_shapes(shaped)
+        check_batch(summary, work_of(shaped.graph), most_bytes=free_memory_bytes())
 
 
 def check_devices(config: QuantizationConfig) -> None:

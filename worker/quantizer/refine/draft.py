@@ -27,7 +27,8 @@ from worker.quantizer.plan.types import PlanLog, QuantizationPlan
 from worker.quantizer.preparation.prepare import Prepared
 from worker.quantizer.run.interface import Run
 from worker.quantizer.run.services import Services
-from worker.quantizer.runtime.session import Session, is_large, own_session
+from worker.quantizer.runtime.providers import Accelerator
+from worker.quantizer.runtime.session import Session, SessionSettings, is_large, own_session
 from worker.quantizer.statistics.collect import Kept, Request, collect
 
 Planner = Callable[[ir.Graph, QuantizationConfig, NodeFacts, PlanLog], QuantizationPlan]
@@ -156,6 +157,8 @@ class Case:
     # files of uploaded models that metrics and losses are given as, by id
     graphs: Mapping[str, Path] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()  # about model and data, known before any work
+    accelerator: Accelerator = field(default_factory=Accelerator)  # where float models run that statistics are taken of
+    float_on_gpu: Session | None = None  # ``float_session`` there; None: that is a CPU
 
     @property
     def inputs(self) -> tuple[TensorInfo, ...]:
@@ -178,6 +181,33 @@ class Case:
     def reference(self) -> FloatReference:
         """The float model on that data."""
         return FloatReference(self.float_session, self.measured_on, self.inputs, self.source)
+
+    def on(self, accelerator: Accelerator, model: ir.Model, *, threads: int, run: Run) -> Case:
+        """The same with float models on an accelerator; why not is logged where that is the CPU.
+
+        Args:
+            accelerator: where they are to run.
+            model: the float model, of ``float_session``.
+            threads: CPU threads.
+            run: of the log.
+
+        Raises:
+            UnsupportedModelError: onnxruntime refuses the model there.
+            ResourceLimitError: it has too little memory.
+        """
+        if not accelerator.is_gpu:
+            if accelerator.missing is not None:
+                run.log(f"float models run on the CPU: {accelerator.missing}", "warning")
+            return replace(self, accelerator=accelerator)
+        settings = SessionSettings(device=accelerator.device)
+        session = Session(model, threads=threads, what="float model", uploaded=True, settings=settings)
+        origin = {**self.origin, **accelerator.origin} if self.origin else {}
+        return replace(self, origin=origin, accelerator=accelerator, float_on_gpu=session)
+
+    @property
+    def fast_reference(self) -> FloatReference:
+        """The same on a GPU where the run has one: for many samples, and where the last bits do not matter."""
+        return replace(self.reference, session=self.float_on_gpu or self.float_session)
 
     @property
     def calibration_samples(self) -> int:
@@ -202,6 +232,7 @@ class Case:
             threads=threads,
             run=services.run,
             kept=Kept(services.checkpoint, self.origin or {}),
+            device=self.accelerator.device,
         )
 
     def expected_outputs(

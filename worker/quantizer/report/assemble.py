@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from typing import NamedTuple
 
 import numpy as np
 
 from service.contracts.base import VERSION
 from service.contracts.provenance import Provenance
-from service.contracts.report import GateClause, Manifest, ModelFigures, Report
+from service.contracts.report import GateClause, GpuFigures, Manifest, ModelFigures, Report
 from service.contracts.specs import TensorRange
 from worker.quantizer.evaluation.chance import with_chance
 from worker.quantizer.evaluation.compare import compare
@@ -26,6 +27,7 @@ from worker.quantizer.report.words import cost_notes, growth_words, large_note, 
 from worker.quantizer.run.identity import library_versions
 from worker.quantizer.run.progress import trials_seconds
 from worker.quantizer.run.services import Services
+from worker.quantizer.runtime.providers import CPU_PROVIDER
 from worker.quantizer.runtime.session import SessionSettings
 from worker.quantizer.sanity.decisions import channel_findings, figure_findings
 from worker.quantizer.sanity.kind import worst_first
@@ -92,8 +94,11 @@ def make_report(quantized: QuantizedDraft, case: Case, services: Services) -> As
         quantized_session = NhwcSession(
             content.runnable, nhwc, threads=services.threads, what="quantized model", settings=settings
         )
+        # What is written is judged on the CPU: a GPU's provider fuses Q/DQ pairs otherwise, or computes them in float,
+        # so that its outputs are those of another model. The float model has no such freedom but in its last bits. An
+        # empty plan gives that model again, which is to be equal to the last bit.
         comparison = compare(
-            case.reference,
+            case.reference if quantized.plan.is_empty else case.fast_reference,
             quantized_session,
             metrics=case.metrics,
             run=run,
@@ -178,9 +183,26 @@ def make_report(quantized: QuantizedDraft, case: Case, services: Services) -> As
             for name, found in sorted(quantized.plan.ranges.items())
         },
         stages=tuple(services.stages.figures),
+        gpu=_gpu_figures(quantized, case),
         manifest=make_manifest(case, services.threads, content),
     )
     return Assembled(report, comparison.samples)
+
+
+def _gpu_figures(quantized: QuantizedDraft, case: Case) -> GpuFigures | None:
+    """What ran on the GPU of the run; None: it has none."""
+    accelerator = case.accelerator
+    if not accelerator.is_wanted:
+        return None
+    torch = sys.modules.get("torch")  # loaded by what computes with it
+    counts = torch is not None and torch.cuda.is_initialized()
+    return GpuFigures(
+        statistics_provider=accelerator.provider,
+        float_provider=CPU_PROVIDER if quantized.plan.is_empty else accelerator.provider,
+        quantized_provider=CPU_PROVIDER,
+        missing=accelerator.missing,
+        peak_torch_bytes=torch.cuda.max_memory_reserved() if torch is not None and counts else None,
+    )
 
 
 def _runtime_clause(differs: Differs) -> GateClause:

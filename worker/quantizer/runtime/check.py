@@ -11,7 +11,8 @@ from onnxruntime.capi import onnxruntime_pybind11_state as state
 
 from service.contracts.errors import ResourceLimitError
 from worker.quantizer.graph.mapped import building, known_in
-from worker.quantizer.runtime.session import RUNTIME_ERRORS, keep_weights_once, owner_of, session_options
+from worker.quantizer.runtime.faults import RUNTIME_ERRORS
+from worker.quantizer.runtime.session import keep_weights_once, owner_of, session_options
 
 _REFUSALS = (*RUNTIME_ERRORS, state.NoModel, state.NoSuchFile, ValueError)
 _OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "failed to allocate memory", "out of memory")

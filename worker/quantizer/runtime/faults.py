@@ -8,8 +8,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from onnxruntime.capi import onnxruntime_pybind11_state as state
 
 from service.contracts.errors import DatasetMismatchError, EngineError, QuantmillError, UnsupportedModelError
+
+# onnxruntime raises these, all plain Exception subclasses of its own module.
+RUNTIME_ERRORS = (
+    state.EPFail,
+    state.Fail,
+    state.InvalidArgument,
+    state.InvalidGraph,
+    state.InvalidProtobuf,
+    state.NotImplemented,
+    state.RuntimeException,
+    RuntimeError,  # what has no Python counterpart
+)
 
 _NODE = re.compile(r"while running (?P<op>\w+) node\. Name:'(?P<node>[^']*)'")
 _FED = re.compile(r"(?:for input: |input name: )'?(?P<input>[^\s']+)")

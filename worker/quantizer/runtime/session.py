@@ -1,4 +1,4 @@
-"""onnxruntime sessions, always made the same way: CPU, a set number of threads, typed errors."""
+"""onnxruntime sessions, always made the same way: a set number of threads, typed errors, on the CPU unless told."""
 
 from __future__ import annotations
 
@@ -15,25 +15,14 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 from ml_dtypes import bfloat16
-from onnxruntime.capi import onnxruntime_pybind11_state as state
 
 from service.contracts.errors import DeviceNotThereError, UnsupportedModelError
 from worker.quantizer.graph import sizes
 from worker.quantizer.graph.mapped import Mapped, building, forget_files
 from worker.quantizer.graph.serialized import WeightlessProto, inline, refer, serialized, weight_bytes
-from worker.quantizer.runtime.faults import cleaned, failed_run
+from worker.quantizer.runtime.faults import RUNTIME_ERRORS, cleaned, failed_run
+from worker.quantizer.runtime.providers import CPU_PROVIDER, gpu_memory, providers_of
 
-# onnxruntime raises these, all plain Exception subclasses of its own module.
-RUNTIME_ERRORS = (
-    state.EPFail,
-    state.Fail,
-    state.InvalidArgument,
-    state.InvalidGraph,
-    state.InvalidProtobuf,
-    state.NotImplemented,
-    state.RuntimeException,
-    RuntimeError,  # what has no Python counterpart
-)
 _LARGE_GRAPH_NODES = 4000
 # Of a whole model, from which on a second copy of its weights is not worth the time that it saves.
 _LARGE_FILE_BYTES = 1 << 28
@@ -92,36 +81,6 @@ def owner_of(session: ort.InferenceSession) -> object:
     return session._sess
 
 
-# onnxruntime's word for a kind of device, the preferred one first.
-_PROVIDERS = {
-    "cuda": ("CUDAExecutionProvider",),
-    "rocm": ("MIGraphXExecutionProvider", "ROCMExecutionProvider"),
-}
-
-
-def providers_of(device: str) -> list[Any]:
-    """Where onnxruntime is to run a model.
-
-    Args:
-        device: auto (a GPU if onnxruntime has one), cpu, cuda, cuda:N, rocm or rocm:N.
-
-    Raises:
-        DeviceNotThereError: this onnxruntime has nothing for it.
-    """
-    kind, _, number = device.partition(":")
-    there = ort.get_available_providers()
-    wanted = [name for names in _PROVIDERS.values() for name in names] if kind == "auto" else _PROVIDERS.get(kind, ())
-    found = next((name for name in wanted if name in there), None)
-    if found is not None:
-        return [(found, {"device_id": int(number or 0)}), "CPUExecutionProvider"]
-    if kind in ("auto", "cpu"):
-        return ["CPUExecutionProvider"]
-    raise DeviceNotThereError(
-        f"device {device!r} is not available: this onnxruntime has {', '.join(there)}",
-        hint="Set infer_device to auto or cpu, or install the onnxruntime that is built for that GPU.",
-    )
-
-
 @dataclass(frozen=True)
 class Parts:
     """A model as onnxruntime takes one of any size."""
@@ -166,6 +125,10 @@ class Session:
     Raises:
         UnsupportedModelError: onnxruntime refuses the model.
         EngineError: the device is not available.
+        ResourceLimitError: it is a GPU, and has too little memory.
+
+    Attributes:
+        provider: of onnxruntime, that it runs with; nodes that this cannot compute run on the CPU.
     """
 
     def __init__(
@@ -196,14 +159,25 @@ class Session:
             self._files = parts.files
         if self._weights:
             options.add_external_initializers(list(self._weights), list(self._weights.values()))
-        with refusals(what), building(self._files) as owners:
+        wanted = providers[0] if isinstance(providers[0], str) else providers[0][0]
+        self._on_gpu = wanted != CPU_PROVIDER
+        # Of a GPU's kernels, those that give the same result every time; on a CPU all do.
+        options.use_deterministic_compute = self._on_gpu
+        with refusals(what), gpu_memory(what, on_gpu=self._on_gpu), building(self._files) as owners:
             self._session = ort.InferenceSession(
                 parts.data,
                 options,
                 providers=providers,
                 disabled_optimizers=parts.left_out,
+                enable_fallback=0,
             )
             owners.append(owner_of(self._session))
+        self.provider: str = self._session.get_providers()[0]
+        if self.provider != wanted:  # the runtime itself says nothing
+            raise DeviceNotThereError(
+                f"onnxruntime runs the {what} with {self.provider} and not with {wanted}",
+                hint="Check the driver and the libraries of the GPU, or set infer_device to cpu.",
+            )
         inputs = self._session.get_inputs()
         # Data of a float32 model is what a model made of it takes, too.
         self._float16_nodes = set() if uploaded else {entry.name for entry in inputs if entry.type == _FLOAT16}
@@ -225,6 +199,7 @@ class Session:
             DatasetMismatchError: the data has a shape, a type or an index that the model cannot take.
             UnsupportedModelError: the user's own model cannot run.
             EngineError: onnxruntime fails on a model that the engine made.
+            ResourceLimitError: it runs on a GPU, which has too little memory.
         """
         names = list(outputs or self.output_names)
         feeds = {
@@ -233,10 +208,11 @@ class Session:
         }
         fed = {name: _runtime_value(array) if array.dtype == bfloat16 else array for name, array in feeds.items()}
         try:
-            if any(self.output_types.get(name) == _BFLOAT16 for name in names):
-                values = {name: _runtime_value(array) for name, array in feeds.items()}
-                return [_array(value) for value in self._session.run_with_ort_values(names, values)]
-            results: list[np.ndarray] = self._session.run(names, fed)
+            with gpu_memory(self._what, on_gpu=self._on_gpu):
+                if any(self.output_types.get(name) == _BFLOAT16 for name in names):
+                    values = {name: _runtime_value(array) for name, array in feeds.items()}
+                    return [_array(value) for value in self._session.run_with_ort_values(names, values)]
+                results: list[np.ndarray] = self._session.run(names, fed)
         except RUNTIME_ERRORS as error:
             raise failed_run(
                 error, what=self._what, feeds=feeds, start=start, uploaded=self._uploaded, dynamic=self._dynamic
@@ -266,6 +242,7 @@ def inner_session(
     pooled: Mapping[str, str] | None = None,
     threads: int,
     what: str,
+    device: str = "cpu",
 ) -> Session:
     """A session with ``tensors`` as its outputs; see ``with_outputs``.
 
@@ -273,20 +250,21 @@ def inner_session(
     an output there is little to fuse.
     """
     parts = with_outputs(model, tensors, pooled=pooled)
-    return own_session(parts, threads=threads, what=what, optimized=not is_large(model))
+    return own_session(parts, threads=threads, what=what, optimized=not is_large(model), device=device)
 
 
-def own_session(model: ir.Model | Parts, *, threads: int, what: str, optimized: bool) -> Session:
+def own_session(model: ir.Model | Parts, *, threads: int, what: str, optimized: bool, device: str = "cpu") -> Session:
     """A session of a model that is looked at on the way, and not handed out.
 
     Without the runtime's optimizations where it refuses what they make of it (1.31: a QLinearConcat of float16).
     """
+    settings = SessionSettings(device=device)
     try:
-        return Session(model, threads=threads, what=what, optimized=optimized)
+        return Session(model, threads=threads, what=what, optimized=optimized, settings=settings)
     except UnsupportedModelError:
         if not optimized:
             raise
-        return Session(model, threads=threads, what=what, optimized=False)
+        return Session(model, threads=threads, what=what, optimized=False, settings=settings)
 
 
 def is_heavy(model: ir.Model) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 import onnxruntime as ort
 
 from service.contracts.model import ASSUMED_LENGTH, ForwardPass, Work
-from worker.quantizer.runtime.session import RUNTIME_ERRORS
+from worker.quantizer.runtime.faults import RUNTIME_ERRORS
 
 _DTYPES: dict[str, Any] = {
     "tensor(float)": np.float32,

@@ -227,13 +227,15 @@ def collect(
     threads: int,
     run: Run,
     kept: Kept | None = None,
+    device: str = "cpu",
 ) -> None:
     """Run the float model once over the data and feed every request's observer on the way.
 
     What an earlier pass for the same has seen is taken over: the rest of it is done, if there is any.
 
     Only the first ``limit`` samples are used; ``threads`` are those of the session, and of the observers when it is
-    done with a batch. ``kept`` is where the pass may be kept; None: nowhere.
+    done with a batch. ``kept`` is where the pass may be kept; None: nowhere. ``device`` is where the model runs; the
+    observers compute on the CPU.
 
     Raises:
         EngineError: onnxruntime fails on the data.
@@ -256,7 +258,12 @@ def collect(
     size = choose_batch_size(inputs, data, 1)
     if fetched:
         session = inner_session(
-            model, list(whole), pooled=pooled, threads=threads, what="float model with its inner tensors"
+            model,
+            list(whole),
+            pooled=pooled,
+            threads=threads,
+            what="float model with its inner tensors",
+            device=device,
         )
         if size == 1 and choose_batch_size(inputs, data, _LARGEST_BATCH) > 1:
             size = _preferred_batch(session, data, inputs)

@@ -16,7 +16,7 @@ from worker.quantizer.autodiff.operators import COMPUTE
 from worker.quantizer.autodiff.program import Program
 from worker.quantizer.graph.values import plain_attributes
 from worker.quantizer.ops.windows import Window
-from worker.quantizer.runtime.session import RUNTIME_ERRORS
+from worker.quantizer.runtime.faults import RUNTIME_ERRORS
 
 
 def outcome(case: Drawn) -> str:

@@ -12,7 +12,7 @@ import pytest
 from tests.unit.quantizer.toolbox import make_model, normal, run_onnx
 from worker.quantizer.preparation.passes.pooling import pools_as_counted
 from worker.quantizer.preparation.passes.shapes import infer_shapes
-from worker.quantizer.runtime.session import RUNTIME_ERRORS
+from worker.quantizer.runtime.faults import RUNTIME_ERRORS
 
 
 def drawn(chance: random.Random, lengths: list[int]) -> str:

@@ -15,12 +15,13 @@ from service.contracts.algorithms import AdaRound
 from service.contracts.errors import CanceledError, EngineError
 from tests.unit.quantizer.search.benches import chain_of_convolutions, toolkit_for
 from tests.unit.quantizer.toolbox import config
-from worker.quantizer.finetune import solvers
 from worker.quantizer.finetune.moments.problem import LayerProblem, LayerSolution, Patches, Rescaled, solve
 from worker.quantizer.finetune.moments.rounding import NUMPY, Arrays, Lattice, torch_arrays
-from worker.quantizer.finetune.solvers import arrays_on, may_have_gpu
+from worker.quantizer.finetune.solvers import arrays_on
 from worker.quantizer.finetune.step import FinetuneStep
 from worker.quantizer.refine.step import StepResult
+from worker.quantizer.runtime import providers
+from worker.quantizer.runtime.providers import may_have_gpu
 
 pytestmark = pytest.mark.slow  # solves every problem twice
 
@@ -183,7 +184,7 @@ def test_the_step_computes_on_the_device_asked_for(monkeypatch: pytest.MonkeyPat
 
 def test_a_gpu_that_is_hidden_or_has_no_driver_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(solvers, "_DRIVERS", (str(tmp_path / "none"), str(tmp_path)))
+    monkeypatch.setattr(providers, "_DRIVERS", (str(tmp_path / "none"), str(tmp_path)))
     assert may_have_gpu()
     for hidden in ("", "-1"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
@@ -191,7 +192,7 @@ def test_a_gpu_that_is_hidden_or_has_no_driver_is_none(monkeypatch: pytest.Monke
         assert arrays_on("auto") is NUMPY
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert may_have_gpu()
-    monkeypatch.setattr(solvers, "_DRIVERS", (str(tmp_path / "none"),))
+    monkeypatch.setattr(providers, "_DRIVERS", (str(tmp_path / "none"),))
     assert not may_have_gpu()
 
 
