@@ -29,7 +29,7 @@ from service.health.router import router as health
 from service.inspections.router import router as inspections
 from service.jobs.router import router as jobs
 from service.keys.router import router as keys
-from service.limiting import ConcurrencyMiddleware, LimitMiddleware
+from service.limiting import AddressMiddleware, ConcurrencyMiddleware, LimitMiddleware
 from service.middleware import CompressionMiddleware, RequestIdMiddleware
 from service.models.router import router as models
 from service.monitoring.requests import MeasuringMiddleware
@@ -95,6 +95,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         idle_seconds=state.settings.upload_idle_seconds,
         request_seconds=state.settings.request_seconds,
     )
+    app.add_middleware(AddressMiddleware)
     app.add_middleware(
         ConcurrencyMiddleware,
         total=state.settings.max_connections,

@@ -20,6 +20,7 @@ from starlette.datastructures import FormData
 
 from service.contracts.quota import Quota
 from service.db import Database
+from service.dispatch.broker import on_redis, redis_client
 from service.dispatch.dispatcher import Dispatcher, open_dispatcher
 from service.forms import FIELDS_BYTES, keep_form
 from service.health.service import ReadinessProbe
@@ -31,6 +32,8 @@ from service.monitoring.collectors import registry_of
 from service.notifier import ChangeFeed, Notifier
 from service.principal import Principal
 from service.quotas import service as quotas
+from service.quotas.addresses import AddressRates
+from service.quotas.buckets import SharedTokens
 from service.quotas.rates import RateMeter, Room
 from service.settings import Settings
 from service.storage import StorageFullError, Store
@@ -86,6 +89,8 @@ class AppState:
     disk: Threads
     lookups: Threads
     metrics: CollectorRegistry
+    tokens: SharedTokens | None
+    addresses: AddressRates
     upload_digests: RunningDigests = field(default_factory=RunningDigests)
     meters: dict[str, RateMeter] = field(default_factory=dict)
     opened_at: float = field(default_factory=time.monotonic)
@@ -101,6 +106,7 @@ class AppState:
     def over(cls, settings: Settings, database: Database, store: Store, dispatcher: Dispatcher | None) -> AppState:
         """A app over what is open already."""
         reads = Threads(READERS, settings.api_answer_seconds)
+        tokens = _open_tokens(settings)
         return cls(
             settings=settings,
             database=database,
@@ -108,7 +114,7 @@ class AppState:
             dispatcher=dispatcher,
             notifier=Notifier(ChangeFeed(database), database, reads),
             readiness=ReadinessProbe(settings, database, store, dispatcher),
-            keyring=Keyring(settings, database),
+            keyring=Keyring(settings, database, tokens),
             reads=reads,
             writes=Threads(settings.api_writers, settings.api_lock_seconds),
             checks=Threads(CHECKERS, settings.api_answer_seconds),
@@ -116,6 +122,8 @@ class AppState:
             disk=Threads(DISK_WORKERS, math.inf),
             lookups=Threads(LOOKUPS, settings.api_answer_seconds),
             metrics=registry_of(settings, "api", database),
+            tokens=tokens,
+            addresses=AddressRates(settings.address_requests_per_second, tokens),
         )
 
     def dispatch(self) -> None:
@@ -124,14 +132,26 @@ class AppState:
             self.dispatcher.wake()
 
     def meter_of(self, tenant_id: str) -> RateMeter:
-        """What the tenant does in this process; made anew for one that has done nothing yet."""
-        return self.meters.setdefault(tenant_id, RateMeter(self.settings.quota))
+        """What the tenant does; made anew for one that has done nothing yet in this process."""
+        return self.meters.setdefault(tenant_id, RateMeter(self.settings.quota, tenant_id, self.tokens))
 
     def close(self) -> None:
         """Let go of connections and threads."""
         if self.dispatcher is not None:
             self.dispatcher.close()
+        if self.tokens is not None:
+            self.tokens.close()
         self.database.close()
+
+
+def _open_tokens(settings: Settings) -> SharedTokens | None:
+    """Where all API processes count; None: without a Redis, each for itself."""
+    if not on_redis(settings):
+        return None
+    from service.quotas.shared import STEP_SECONDS, RedisTokens  # loads redis
+
+    secret = settings.key_pepper.get_secret_value() if settings.key_pepper else settings.signing_secret
+    return RedisTokens(redis_client(settings, STEP_SECONDS), secret)
 
 
 def _timeouts(settings: Settings) -> DatabaseTimeouts:
@@ -179,6 +199,7 @@ async def get_principal(
         TooManyWrongKeysError: too many of these from the client's address.
         ScopeMissingError: the key may not do this.
         RateError: the tenant sends more than it may.
+        AddressRateError: the client's address sends too many requests without a good key.
         GuardMissingError: a browser's session that changes something, and not from a page of its own.
     """
     known: Principal | None = getattr(request.state, "principal", None)
@@ -186,6 +207,7 @@ async def get_principal(
         return known
     holder, session = await _holder(request, app, None if credentials is None else credentials.credentials)
     if holder is None:
+        await app.addresses.count(address_of(request))
         raise KeyNeededError(
             "The request has no valid API key.",
             hint="Send 'Authorization: Bearer KEY' with a valid API key.",
@@ -302,7 +324,7 @@ async def count_request(request: Request, app: AppState, tenant_id: str) -> None
         quota = await app.reads.run(lambda: _quota(app, tenant_id))
         meter = app.meter_of(tenant_id)
         meter.update(quota)
-    request.state.headers = meter.request()
+    request.state.headers = await meter.request()
 
 
 def _quota(app: AppState, tenant_id: str) -> Quota:
@@ -346,9 +368,11 @@ async def get_guest(request: Request, app: AppDep) -> Principal | None:
 
     Raises:
         QuantmillError: as ``get_principal``, for a key that was sent.
+        AddressRateError: the client's address sends too many requests without one.
     """
     if app.settings.open or "Authorization" in request.headers:
         return await get_principal(request, app, await BEARER(request))
+    await app.addresses.count(address_of(request))
     return None
 
 

@@ -13,8 +13,10 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.contracts.errors import QuantmillError
+from service.deps import address_of, get_app
 from service.errors import answer, told_path
 from service.limits import (
+    KEYLESS,
     BodyTooLargeError,
     HeadersTooLargeError,
     Limits,
@@ -23,6 +25,7 @@ from service.limits import (
     UrlTooLongError,
     limits_of,
 )
+from service.quotas.schemas import AddressRateError
 
 HEALTH_PATHS = frozenset({"/healthz", "/readyz"})
 log = logging.getLogger(__name__)
@@ -63,6 +66,29 @@ class ConcurrencyMiddleware:
             self._by_address[address] -= 1
             if not self._by_address[address]:
                 del self._by_address[address]
+
+
+class AddressMiddleware:
+    """Counts requests of routes that ask for no key, by address, and refuses too many; others are counted by key.
+
+    Args:
+        app: what serves the requests.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] == "http" and KEYLESS.fullmatch(scope["path"]):
+            request = Request(scope)
+            state = await get_app(request)
+            try:
+                await state.addresses.count(address_of(request))
+            except AddressRateError as error:
+                await answer(request, error)(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
 
 
 class LimitMiddleware:

@@ -114,6 +114,10 @@ TABLE: tuple[RouteLimits, ...] = (
 )
 
 
+# Routes that ask for no key, and have no tenant's limits: they are counted by address.
+KEYLESS = re.compile(r"/(docs|guide|openapi\.json|shared|sign-in|sign-out|static|v1/problems|v1/version)(/.*)?")
+
+
 def limits_of(method: str, path: str) -> Limits:
     """The limits of the route that a request means."""
     return next((row.limits for row in TABLE if method in row.methods and row.path.fullmatch(path)), ORDINARY)

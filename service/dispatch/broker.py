@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery import Celery
 from kombu.utils.url import parse_url
@@ -20,6 +20,9 @@ from service.jobs.queues import QUEUES
 from service.monitoring.declarations import PUBLISHES
 from service.settings import Settings
 
+if TYPE_CHECKING:
+    from redis import Redis
+
 # The task of each kind of job.
 TASK_OF_KIND = {
     "quantize": "quantize",
@@ -30,6 +33,7 @@ TASK_OF_KIND = {
 }
 EXCHANGE = "quantmill"
 _SOCKET_SECONDS = 5.0
+_REDIS_PORT = 6379
 # More than any attempt has.
 _DIGITS = 10
 
@@ -102,6 +106,34 @@ def broker_tls(url: str) -> dict[str, Any] | None:
         return None
     given = parse_url(url).get("ssl", {})
     return {"ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_check_hostname": True, **given}
+
+
+def redis_client(settings: Settings, seconds: float) -> Redis:
+    """A plain client of the broker's Redis, which tries once.
+
+    Args:
+        settings: name it; see ``on_redis``.
+        seconds: that it has to accept a connection, and again for each answer.
+    """
+    from redis import Redis
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
+    url = parse_url(settings.broker_url)
+    tls = broker_tls(settings.broker_url)
+    return Redis(
+        host=url["hostname"] or "localhost",
+        port=url["port"] or _REDIS_PORT,
+        db=int(url["virtual_host"] or 0),
+        username=url["userid"],
+        password=url["password"],
+        socket_connect_timeout=seconds,
+        socket_timeout=seconds,
+        retry=Retry(NoBackoff(), 0),
+        protocol=2,
+        ssl=tls is not None,
+        **(tls or {}),
+    )
 
 
 def _sender_settings(settings: Settings) -> dict[str, Any]:

@@ -15,13 +15,15 @@ from typing import cast
 from service.db import Database
 from service.keys import repository
 from service.keys.files import LOCAL_KEY_FILE, own_secret
-from service.keys.guesses import Guesses, place_of, refusal
+from service.keys.guesses import Guesses, refusal
 from service.keys.schemas import PepperMissingError
 from service.keys.secrets import hash_of, parts_of, pepper_id
 from service.keys.service import pepper_of
 from service.keys.tokens import DAY_SECONDS, SESSION_SECONDS, STREAM_SECONDS, TokenHolder, Tokens
 from service.principal import DEFAULT_TENANT, INSTALLATION_KEY, LOCAL_KEY, NO_KEY, Scope
 from service.process import is_loopback
+from service.quotas.addresses import place_of
+from service.quotas.buckets import SharedTokens
 from service.settings import Settings
 from service.tables import ApiKey
 
@@ -55,9 +57,10 @@ class Keyring:
     Args:
         settings: give the installation's own keys and the pepper.
         database: has the tenants' keys.
+        tokens: where wrong keys of all processes are counted; None: this process is the only one.
     """
 
-    def __init__(self, settings: Settings, database: Database) -> None:
+    def __init__(self, settings: Settings, database: Database, tokens: SharedTokens | None = None) -> None:
         self._database = database
         self._open = settings.keyless
         self._fixed = _fixed_keys(settings)
@@ -71,7 +74,7 @@ class Keyring:
         self._lock = threading.Lock()
         self._seen: OrderedDict[bytes, tuple[float, Holder]] = OrderedDict()
         self._noted: dict[str, float] = {}
-        self._guesses = Guesses()
+        self._guesses = Guesses(tokens)
         self._ids: tuple[float, frozenset[str]] = (-math.inf, frozenset())
 
     def remembered(self, text: str | None) -> Holder | None:

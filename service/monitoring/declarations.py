@@ -109,6 +109,13 @@ HTTP_DURATION = _histogram(
     _REQUEST_SECONDS,
 )
 HTTP_ACTIVE = _gauge("http_server_active_requests", "Requests that are being served.", API)
+SHARED_LIMITS = _counter(
+    "quantmill_shared_limits_total",
+    "Times that a process wanted tokens of a rate limit from Redis; if it failed, or was skipped as it had failed just "
+    "before, this process limits by itself.",
+    API,
+    {"result": ("answered", "failed", "skipped")},
+)
 UPLOADED = _counter("quantmill_uploads_bytes_total", "Bytes of uploads that were written.", API)
 
 # The installation, as the database knows it. All processes that show these show the same: aggregate with max.

@@ -1,4 +1,5 @@
-"""Rate limits per API process: token buckets, streams, incoming bytes; and a tenant's storage left for files.
+"""Rate limits of a tenant: its requests in all API processes, its streams and incoming bytes in this one; and its
+storage left for files.
 
 The headers are those of draft-ietf-httpapi-ratelimit-headers.
 """
@@ -9,9 +10,10 @@ import math
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from service.contracts.quota import Quota
+from service.quotas.buckets import Bucket, SharedBucket, SharedTokens
 from service.quotas.schemas import LargerThanQuotaError, QuotaError, RateError
 
 # How many bytes a tenant may store beside those that it has, for files whose size nobody knows beforehand.
@@ -56,59 +58,28 @@ class Room:
         Room(Quota(stored_bytes=self.quota.stored_bytes), self.used_bytes).refuse_beyond(form_bytes)
 
 
-# So much of its rate a tenant may save up.
-BURST_SECONDS = 10.0
 # For so long the limits of a tenant are taken as they were read.
 KNOWN_SECONDS = 5.0
 _STREAM_RETRY_SECONDS = 5.0
 
 
-@dataclass
-class Bucket:
-    """A token bucket: ``rate`` tokens come in per second, and ``depth`` of them fit in."""
-
-    rate: float
-    depth: float
-    tokens: float = field(init=False)
-    _at: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.tokens, self._at = self.depth, time.monotonic()
-
-    def take(self, count: float = 1.0) -> float:
-        """Take tokens if they are there; for how many seconds one has to wait for them otherwise."""
-        self._fill()
-        if self.tokens >= count:
-            self.tokens -= count
-            return 0.0
-        return (count - self.tokens) / self.rate
-
-    def owe(self, count: float) -> float:
-        """Take tokens that may not be there yet; after how many seconds they will be."""
-        self._fill()
-        self.tokens -= count
-        return max(0.0, -self.tokens / self.rate)
-
-    def full_in_seconds(self) -> float:
-        """When all tokens are there again."""
-        return (self.depth - self.tokens) / self.rate
-
-    def _fill(self) -> None:
-        now = time.monotonic()
-        self.tokens = min(self.depth, self.tokens + (now - self._at) * self.rate)
-        self._at = now
-
-
 class RateMeter:
-    """What one tenant does in this process; used by the event loop alone."""
+    """What one tenant does, in this process unless said otherwise; used by the event loop alone.
 
-    def __init__(self, quota: Quota) -> None:
+    Args:
+        quota: its limits.
+        tenant_id: whose they are.
+        tokens: where requests of all processes are counted; None: this process is the only one.
+    """
+
+    def __init__(self, quota: Quota, tenant_id: str = "", tokens: SharedTokens | None = None) -> None:
         self.quota = quota
+        self._tenant_id = tenant_id
+        self._tokens = tokens
         self.read_at = time.monotonic()
         self.streams = 0
         self.arriving_bytes = 0
-        self._requests = _bucket(quota.requests_per_second)
-        self._bytes = _bucket(quota.upload_bytes_per_second)
+        self._limit()
 
     def known(self) -> bool:
         """Whether the limits need not be read again yet."""
@@ -119,19 +90,23 @@ class RateMeter:
         self.read_at = time.monotonic()
         if quota != self.quota:
             self.quota = quota
-            self._requests = _bucket(quota.requests_per_second)
-            self._bytes = _bucket(quota.upload_bytes_per_second)
+            self._limit()
 
-    def request(self) -> dict[str, str]:
+    def _limit(self) -> None:
+        requests, upload_bytes = self.quota.requests_per_second, self.quota.upload_bytes_per_second
+        self._requests = None if requests is None else SharedBucket(f"tenant {self._tenant_id}", requests, self._tokens)
+        self._bytes = None if upload_bytes is None else Bucket.of(upload_bytes)
+
+    async def request(self) -> dict[str, str]:
         """Count a request; the headers that tell how many may follow.
 
         Raises:
             RateError: there were too many.
         """
-        bucket = self._requests
-        if bucket is None:
+        if self._requests is None:
             return {}
-        wait = bucket.take()
+        wait = await self._requests.take()
+        bucket = self._requests.own
         if wait:
             raise RateError(
                 f"More than {bucket.rate:g} requests per second on average.",
@@ -201,7 +176,3 @@ class Arrival:
             file_bytes += len(block)
             self.add(room, file_bytes, len(block))
             yield block
-
-
-def _bucket(rate: float | None) -> Bucket | None:
-    return None if rate is None else Bucket(rate, max(1.0, rate * BURST_SECONDS))

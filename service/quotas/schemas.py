@@ -83,3 +83,7 @@ def _plain(number: float) -> str:
 
 class RateError(_TooMuchError, code="rate-limited", title="Too many requests"):
     """The tenant exceeded its request rate; the request was not processed."""
+
+
+class AddressRateError(_TooMuchError, code="address-rate-limited", title="Too many requests from this address"):
+    """Too many requests without a valid key were sent from the client's address; this one was not processed."""

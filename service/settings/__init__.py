@@ -164,6 +164,13 @@ class Settings(Places, Upkeep, BaseSettings):
     max_connections_per_address: int = Field(
         default=1000, ge=1, description="Maximum number of concurrent requests from one address."
     )
+    address_requests_per_second: float = Field(
+        default=50.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="Mean rate of requests without a valid key from one address (of IPv6: one /64 network), with "
+        "bursts of ten seconds' worth; shared by all API processes if the broker is Redis. 0: no limit.",
+    )
 
     lease_seconds: float = Field(default=60.0, gt=0)
     renew_seconds: float = Field(default=10.0, gt=0)

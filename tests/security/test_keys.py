@@ -27,6 +27,7 @@ from service.keys.secrets import hash_of, make_key, parts_of, weakness
 from service.keys.start import start_refusal
 from service.principal import SCOPES, Scope
 from service.quotas import rates
+from service.quotas.addresses import place_of
 from service.settings import Settings
 from service.tables import ApiKey
 from tests.api.conftest import front_of
@@ -102,8 +103,8 @@ def test_guesses_take_a_bounded_memory(monkeypatch) -> None:
         kept.was_wrong(bytes([turn]))
     assert [kept.known(bytes([turn])) for turn in range(9)] == [False] * 4 + [True] * 5
     assert len(kept._buckets) == 5
-    assert guesses.place_of("::ffff:1.2.3.4") == guesses.place_of("1.2.3.4") != guesses.place_of("::ffff:1.2.3.5")
-    assert guesses.place_of("2001:db8::1") == guesses.place_of("2001:db8::2:3") != guesses.place_of("2001:db9::")
+    assert place_of("::ffff:1.2.3.4") == place_of("1.2.3.4") != place_of("::ffff:1.2.3.5")
+    assert place_of("2001:db8::1") == place_of("2001:db8::2:3") != place_of("2001:db9::")
 
 
 def test_whoever_verifies_needs_no_key_and_makes_none(closed: Front) -> None:

@@ -100,9 +100,18 @@ class FreezableRedis:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         self.url = f"redis://127.0.0.1:{port}/0"
-        command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        self._command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
+        self.start()
+
+    def start(self) -> None:
+        """Begin, without what was there before."""
+        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
         wait_for(self._answers)
+
+    def kill(self) -> None:
+        """It is gone at once."""
+        self._process.kill()
+        self._process.wait()
 
     def freeze(self) -> None:
         """It stands still: connections are accepted by the kernel, and nothing is answered."""
@@ -126,5 +135,4 @@ def freezable_redis(folder: Path) -> Iterator[FreezableRedis]:
     try:
         yield server
     finally:
-        server._process.kill()
-        server._process.wait()
+        server.kill()
