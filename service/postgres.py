@@ -22,6 +22,8 @@ _Got = TypeVar("_Got")
 # What the standard counts as errors of the caller's transaction, though it is the server that takes none now: it only
 # reads (a standby, a disk that ran full), or it has closed the connection for its age.
 _AWAY_STATES = frozenset({"25006", "25P03", "25P04"})
+# A lock was not to be had in time, or would have been a deadlock.
+_KEPT_WAITING = frozenset({"55P03", "40P01"})
 # Where the triggers of the schema tell which rows have changed; each as TABLE:ID.
 _LISTEN, _NOTIFY = "LISTEN quantmill", "SELECT pg_notify('quantmill', %s)"
 # While nothing comes, the caller has a turn as often, and the server is asked whether it is still there.
@@ -154,6 +156,11 @@ def tell_away(engine: Engine) -> None:
 def is_silent(error: BaseException | None) -> bool:
     """True for an error by which the server did not answer at all, rather than answered that something failed."""
     return isinstance(error, psycopg.OperationalError) and error.sqlstate is None
+
+
+def is_kept_waiting(error: BaseException | None) -> bool:
+    """True for an error by which other transactions held what this one wanted to lock."""
+    return isinstance(error, psycopg.Error) and error.sqlstate in _KEPT_WAITING
 
 
 def notices(engine: Engine) -> Iterator[list[str]]:
