@@ -1,5 +1,5 @@
-"""Runs the migrations on the connection that ``service.db.migrate`` hands over: inside its transaction, or in ones of
-their own.
+"""Runs the migrations on the connection that ``service.db.migrate`` hands over: inside its transaction, or each in one
+of its own.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ context.configure(
     render_as_batch=True,
     compare_type=True,
     transactional_ddl=True,
+    # No table stays locked while the next migration works; on SQLite there is a transaction around all.
+    transaction_per_migration=True,
 )
 with context.begin_transaction():
     context.run_migrations()

@@ -122,6 +122,10 @@ def _listening(settings: Settings) -> list[socket.socket]:
 
 def migrate(
     revision: Annotated[str, typer.Option(help="head, base, or a revision.")] = "head",
+    plan_only: Annotated[
+        bool, typer.Option("--plan", help="Show what would be done, with locks and times, and change nothing.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
     data_dir: DataDir = None,
 ) -> None:
     """Migrate the database to the current schema."""
@@ -129,7 +133,20 @@ def migrate(
     from service.db import migrate as run
 
     settings = load_settings(data_dir=data_dir)
+    if plan_only:
+        from service.upgrades.plan import plan
+        from service.upgrades.text import as_json as document
+        from service.upgrades.text import as_text
+
+        if revision != "head":
+            raise typer.BadParameter("a plan leads to head", param_hint="--revision")
+        found = plan(settings.database_url)
+        typer.echo(json.dumps(document(found), indent=2) if as_json else as_text(found))
+        return
+    if as_json:
+        raise typer.BadParameter("goes with --plan", param_hint="--json")
     settings.make_folders()
+    configure_logging()
     run(settings.database_url, revision)
     database = Database(settings.database_url)
     typer.echo(f"schema: {current_revision(database) or 'empty'}")

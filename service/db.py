@@ -77,6 +77,10 @@ WAL_PAUSE_SECONDS = (0.005, 0.25)
 _MIGRATION_LOCK = 0x7175616E746D696C  # any number that every process agrees on
 # Between two questions whether another process has come to the end of its migration.
 _MIGRATION_PAUSE_SECONDS = 0.1
+# How long a migration on PostgreSQL waits for a table that a long transaction uses: whoever comes after it waits behind
+# it. Then it lets them pass, and tries again after a pause, until its patience ends.
+MIGRATION_LOCK_SECONDS = 2.0
+MIGRATION_PATIENCE_SECONDS = 900.0
 _WRITE = "quantmill_write"
 
 
@@ -281,34 +285,48 @@ def _switch_to_wal(cursor: sqlite3.Cursor, *, lock_seconds: float) -> None:
         pause = min(WAL_PAUSE_SECONDS[1], 2 * pause)
 
 
-def migrate(url: str, revision: str = "head") -> None:
+def migrate(
+    url: str,
+    revision: str = "head",
+    *,
+    lock_seconds: float = MIGRATION_LOCK_SECONDS,
+    patience_seconds: float = MIGRATION_PATIENCE_SECONDS,
+) -> None:
     """Bring the schema to ``revision``; processes that do so at the same time wait for one another.
 
     Args:
         url: the database.
         revision: "head", "base", or the name of a revision.
+        lock_seconds: on PostgreSQL, how long others wait behind a migration that cannot have its table.
+        patience_seconds: on PostgreSQL, how long such a migration is tried again.
+
+    Raises:
+        MigrationBlockedError: a table was in use all that time; every migration is whole, or was not begun.
     """
     from alembic import command
     from alembic.script import ScriptDirectory
 
+    from service.postgres import retried_past_locks
+
     url = driver_url(url)
     _make_private(url)
+    timeouts = DatabaseTimeouts() if url.startswith("sqlite") else DatabaseTimeouts(lock_seconds=lock_seconds)
     # SQLite: tables are rebuilt to alter them, which foreign keys would take for deletions.
-    engine = _create_engine(url, foreign_keys=False, timeouts=DatabaseTimeouts()).execution_options(**{_WRITE: True})
+    engine = _create_engine(url, foreign_keys=False, timeouts=timeouts).execution_options(**{_WRITE: True})
     try:
         with _migrating(engine) as connection:
-            config = _alembic_config()
+            config = alembic_config()
             config.attributes["connection"] = connection
             order = [script.revision for script in ScriptDirectory.from_config(config).walk_revisions()]
             is_older = _is_older(revision, _current(connection), order)
+            go = command.downgrade if is_older else command.upgrade
             if connection.dialect.name == "postgresql":
                 connection.rollback()  # of the look: migrations begin and end transactions by themselves
-            if is_older:
-                command.downgrade(config, revision)
+                retried_past_locks(connection, lambda: go(config, revision), patience_seconds)
             else:
-                command.upgrade(config, revision)
-            if connection.dialect.name == "sqlite" and connection.exec_driver_sql("PRAGMA foreign_key_check").first():
-                raise RuntimeError("the migration left rows with invalid foreign keys; nothing was changed")
+                go(config, revision)
+                if connection.exec_driver_sql("PRAGMA foreign_key_check").first():
+                    raise RuntimeError("the migration left rows with invalid foreign keys; nothing was changed")
     finally:
         engine.dispose()
 
@@ -356,14 +374,14 @@ def head_revision() -> str:
     """The revision that this code was written for."""
     from alembic.script import ScriptDirectory
 
-    return cast(str, ScriptDirectory.from_config(_alembic_config()).get_current_head())
+    return cast(str, ScriptDirectory.from_config(alembic_config()).get_current_head())
 
 
 def is_known_revision(revision: str) -> bool:
     """True if this code has the migration that leads to ``revision``; of a newer version's it does not."""
     from alembic.script import ScriptDirectory
 
-    return revision in {script.revision for script in ScriptDirectory.from_config(_alembic_config()).walk_revisions()}
+    return revision in {script.revision for script in ScriptDirectory.from_config(alembic_config()).walk_revisions()}
 
 
 def _current(connection: Connection) -> str | None:
@@ -379,7 +397,8 @@ def _is_older(wanted: str, current: str | None, newest_first: list[str]) -> bool
     return wanted == "base" or (wanted in newest_first and newest_first.index(wanted) > newest_first.index(current))
 
 
-def _alembic_config() -> Config:
+def alembic_config() -> Config:
+    """Where alembic finds the migrations."""
     from alembic.config import Config
 
     config = Config()

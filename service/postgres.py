@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import psycopg
 from psycopg.abc import PQGen
-from sqlalchemy import Dialect, Engine, event
+from sqlalchemy import Connection, Dialect, Engine, event
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import ConnectionPoolEntry
 
+from service.contracts.command_errors import MigrationBlockedError
 from service.timeouts import DatabaseTimeouts
 
 _Got = TypeVar("_Got")
+log = logging.getLogger(__name__)
 # What the standard counts as errors of the caller's transaction, though it is the server that takes none now: it only
 # reads (a standby, a disk that ran full), or it has closed the connection for its age.
 _AWAY_STATES = frozenset({"25006", "25P03", "25P04"})
+# A lock was not to be had in time, or would have been a deadlock.
+_KEPT_WAITING = frozenset({"55P03", "40P01"})
+# Pauses of a migration that found a table in use: the first, and the longest.
+MIGRATION_RETRY_SECONDS = (1.0, 10.0)
 # Where the triggers of the schema tell which rows have changed; each as TABLE:ID.
 _LISTEN, _NOTIFY = "LISTEN quantmill", "SELECT pg_notify('quantmill', %s)"
 # While nothing comes, the caller has a turn as often, and the server is asked whether it is still there.
@@ -156,6 +163,11 @@ def is_silent(error: BaseException | None) -> bool:
     return isinstance(error, psycopg.OperationalError) and error.sqlstate is None
 
 
+def is_kept_waiting(error: BaseException | None) -> bool:
+    """True for an error by which other transactions held what this one wanted to lock."""
+    return isinstance(error, psycopg.Error) and error.sqlstate in _KEPT_WAITING
+
+
 def notices(engine: Engine) -> Iterator[list[str]]:
     """Payloads of the schema's notices in the order of their commits, on a connection of its own; [] now and then.
 
@@ -195,3 +207,33 @@ def _connected(engine: Engine, name: str) -> BoundedConnection:
     connection: BoundedConnection = BoundedConnection.connect(*arguments, **told)
     connection.answer_seconds = _LISTENER.answer_seconds
     return connection
+
+
+def retried_past_locks(connection: Connection, go: Callable[[], None], patience_seconds: float) -> None:
+    """Migrate; where a table is in use, let those who wait behind it pass and go on from the migration that failed.
+
+    Args:
+        connection: of the migration.
+        go: migrates as far as is left.
+        patience_seconds: for how long it is tried again.
+
+    Raises:
+        MigrationBlockedError: a table was in use all that time.
+    """
+    until = time.monotonic() + patience_seconds
+    pause, longest = MIGRATION_RETRY_SECONDS
+    while True:
+        try:
+            return go()
+        except OperationalError as error:
+            if not is_kept_waiting(error.orig):
+                raise
+            if time.monotonic() + pause > until:
+                raise MigrationBlockedError(
+                    f"Another transaction kept a table from the migration for {patience_seconds:g} s: {error.orig}",
+                    hint="End long transactions (pg_stat_activity shows them), then run `quantmill migrate` again.",
+                ) from error
+            log.warning("migrate.table_in_use retry_seconds=%g: %s", pause, error.orig)
+        connection.rollback()
+        time.sleep(pause)
+        pause = min(longest, 2 * pause)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from rapidfuzz import fuzz, process
 
 # Key in a field's json_schema_extra: values of the knob that are worth a try; it stands in the JSON schema as well.
@@ -31,6 +31,18 @@ def read_stored(record: type[_Record], document: Any) -> _Record:
     a part of an order would be to do something else.
     """
     return record.model_validate(document, extra="ignore")
+
+
+# Errors about a field, a kind or a word that this version does not have.
+_UNKNOWN = frozenset({"extra_forbidden", "union_tag_invalid", "literal_error", "enum"})
+
+
+def may_be_newer(error: ValidationError) -> bool:
+    """Whether an order was refused for what this version does not know: a newer one may have written it, and can do it.
+
+    It is left to a process of that version, which stands beside this one while a service is updated.
+    """
+    return any(one["type"] in _UNKNOWN for one in error.errors(include_url=False, include_input=False))
 
 
 def declared_values(record: type[Contract], key: str) -> dict[str, tuple[Any, ...]]:

@@ -43,6 +43,10 @@ class BackupDamagedError(QuantmillError, code="backup-damaged", title="The backu
     """A file of the backup is missing, or its digest differs from the one recorded. Restore another backup."""
 
 
+class MigrationBlockedError(QuantmillError, code="migration-blocked", title="The database is in use", status=503):
+    """A long transaction kept a table from `quantmill migrate`. End it and run the command again."""
+
+
 class StartError(QuantmillError, code="start-failed", title="The service did not start", status=500):
     """The service exited or did not answer in time while it started. Read its log; `quantmill doctor` checks the
     installation.

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
 from service.audit.service import note
+from service.contracts.base import may_be_newer
 from service.contracts.errors import InvalidRequestError, QuantmillError, problem_summary
 from service.contracts.validation import field_problems
 from service.db import one_by_one
@@ -39,6 +40,10 @@ from service.webhooks.outbox import emit
 log = logging.getLogger(__name__)
 
 
+class NewerTemplateError(InvalidRequestError):
+    """The template has fields or words that this version does not know, and a newer one may."""
+
+
 @dataclass(frozen=True)
 class Attempt:
     """What became of the template, before anything is stored."""
@@ -46,6 +51,11 @@ class Attempt:
     submission: Submission | None = None  # it was checked and may be stored
     refusal: QuantmillError | None = None  # why not; None with a submission, and where it was not asked for
     misfired: bool = False  # it is too late for it
+
+    @property
+    def is_for_newer(self) -> bool:
+        """Whether a process of a newer version can do it, and this one cannot."""
+        return isinstance(self.refusal, NewerTemplateError)
 
 
 def principal_of(schedule: JobSchedule) -> Principal:
@@ -63,7 +73,8 @@ def prepared(session: Session, settings: Settings, schedule: JobSchedule) -> Sub
         body = JobCreate.model_validate(schedule.template)
     except ValidationError as error:
         problems = field_problems(error, JobCreate)
-        raise InvalidRequestError(
+        refusal = NewerTemplateError if may_be_newer(error) else InvalidRequestError
+        raise refusal(
             f"The template is no longer valid: {problem_summary(problems)}",
             errors=problems,
             hint=f"Update it with PATCH /v1/schedules/{schedule.id}.",
@@ -125,6 +136,8 @@ def _deal_with(app: AppState, schedule_id: str) -> bool:
         what = occasion(seen.cron, seen.timezone, seen.id, seen.jitter_seconds, seen.next_due_at, now)
         late = what.late_seconds > seen.misfire_grace_seconds
         attempt = Attempt(misfired=True) if late and seen.misfire == "skip" else _attempt(session, app, seen)
+    if attempt.is_for_newer and not late:
+        return _left(seen)
     plan = plan_after(seen, what.next_due_at)
     try:
         run, job = _fired(app, seen, plan, what, attempt)
@@ -134,6 +147,11 @@ def _deal_with(app: AppState, schedule_id: str) -> bool:
         return False
     _tell(app, run, job)
     return True
+
+
+def _left(schedule: JobSchedule) -> bool:
+    log.warning("schedule.left schedule_id=%s: its template needs a newer version", schedule.id)
+    return False
 
 
 def _attempt(session: Session, app: AppState, schedule: JobSchedule) -> Attempt:
@@ -223,6 +241,8 @@ def _go_on(app: AppState, schedule_id: str) -> bool:
         if seen is None:
             return False
         attempt = _attempt(session, app, seen)
+    if attempt.is_for_newer:
+        return _left(seen)
     try:
         run, job = _gone_on(app, seen, attempt)
     except QuantmillError as error:

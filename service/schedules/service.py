@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from service import repository as rows
 from service.audit.changes import changes_between
 from service.audit.service import note
+from service.contracts.base import read_stored
 from service.contracts.errors import InvalidRequestError
 from service.contracts.regression import RegressionGate
 from service.db import db_now
@@ -304,13 +305,13 @@ def _prospects(app: AppState, session: Session, seen: JobSchedule, body: Schedul
     template, gate = body.template, body.gate
     promote_to = body.promote_to if "promote_to" in body.model_fields_set else seen.promote_to
     if template is None:
-        if not (gate or RegressionGate.model_validate(seen.gate)).names_something:
+        if not (gate or read_stored(RegressionGate, seen.gate)).names_something:
             return []  # whether the template can be submitted still is not asked for nothing
         given = firing.prepared(session, app.settings, seen)
     else:
         given = _submittable(app, session, seen.tenant_id, template)
     elsewhere = None if gate is not None else f"/{'promote_to' if template is None else 'template'}"
-    whole = gate or RegressionGate.model_validate(seen.gate)
+    whole = gate or read_stored(RegressionGate, seen.gate)
     return gate_prospects(session, seen.tenant_id, whole, promote_to, given, elsewhere=elsewhere)
 
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
 from service import repository as rows
 from service.comparison.evidence import pair, samples_of
-from service.contracts.base import read_stored
+from service.contracts.base import may_be_newer, read_stored
 from service.contracts.errors import Problem, QuantmillError
 from service.contracts.regression import RegressionGate
 from service.db import one_by_one
@@ -87,7 +88,13 @@ def _judge(app: AppState, run_id: str) -> _JudgedRun | None:
         job = repository.job_of(session, run)
         if schedule is None or (job is not None and job.finished_at is None):
             return None
-        gate = RegressionGate.model_validate(schedule.gate)
+        try:
+            gate = RegressionGate.model_validate(schedule.gate)
+        except ValidationError as error:
+            if not may_be_newer(error):
+                raise
+            log.warning("schedule.left schedule_id=%s run_id=%s: its gate needs a newer version", schedule.id, run.id)
+            return None
         try:
             found = found_for(session, schedule, run, gate) if job is not None else None
         except ReportNotRenderableError as error:  # of a newer service: it will not become readable by waiting

@@ -17,7 +17,7 @@ from typing import Literal, Self, TypeVar
 from sqlalchemy import func, select
 
 from service.client import Client
-from service.db import Database
+from service.db import Database, migrate
 from service.failpoints import NAMES, VARIABLE
 from service.settings import Settings
 from service.storage.opening import open_store
@@ -25,6 +25,7 @@ from service.tables import Job, JobEvent
 from service.tables.jobs import LIVE_STATES
 from tests.fault.harness.processes import Process
 from tests.fault.harness.servers import Servers
+from tests.fault.harness.versions import Version
 from tests.fault.ledger import AnyStore
 from tests.support import leaks
 from tests.support.patience import PATIENCE_SECONDS
@@ -61,10 +62,14 @@ class Installation:
         apis: int = 1,
         home: Path | None = None,
         bucket_url: str = "",
+        version: Version | None = None,
         **variables: str,
     ) -> None:
         """With ``bucket_url``, whose server ``variables`` tell, every process has a data folder of its own."""
         self.folder = folder
+        # Whose code processes are started on; None: this one's.
+        self.version = version
+        revision = "head" if version is None else version.revision
         self.servers = servers
         self.home = home or folder / "home"
         for place in (folder, self.home):
@@ -73,13 +78,15 @@ class Installation:
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         places = {"QUANTMILL_DATA_DIR": str(self.home)}
         if servers is None:
-            assert template is not None
-            shutil.copyfile(template, self.home / "service.db")
             self.database_url = f"sqlite:///{self.home / 'service.db'}"
+            if template is not None and version is None:
+                shutil.copyfile(template, self.home / "service.db")
+            else:
+                migrate(self.database_url, revision)
             self.broker_url = ""
         else:
             servers.heal()
-            self.database_url = servers.postgres.new_database()
+            self.database_url = servers.postgres.new_database(None if version is None else revision)
             self.broker_url = servers.redis.new_database()
             places |= {"QUANTMILL_DATABASE_URL": self.database_url, "QUANTMILL_BROKER_URL": self.broker_url}
         self._holds = folder / "holds"
@@ -143,10 +150,23 @@ class Installation:
         for one in self.processes if process is None else (process,):
             if not one.alive:
                 started.append((one, len(one.said())))
-                one.start(**armed if failpoints else {})
+                # an older version may not know all failpoints of this one
+                known = {} if self.version is None else {VARIABLE: "", "PYTHONPATH": str(self.version.code)}
+                one.start(**{**known, **(armed if failpoints else {})})
                 self._armed[one.name] = bool(failpoints)
         for one, said in started:
             self._wait_ready(one, said)
+
+    def replace(self, process: Process) -> int:
+        """Stop a process and start it on this version's code; returns how it ended."""
+        self.version = None
+        code = process.stop()
+        self.start(process)
+        return code
+
+    def another(self, name: str, *arguments: str) -> Process:
+        """A further process, which is not started, and for which the installation does not care."""
+        return self._process(name, *arguments)
 
     def client(self, *, patience_seconds: float = PATIENCE_SECONDS, timeout_seconds: float = 30.0) -> Client:
         return Client(self.url, timeout_seconds=timeout_seconds, patience_seconds=patience_seconds)

@@ -108,8 +108,14 @@ class PostgresServer:
     def url(self, database: str) -> str:
         return f"postgresql://quantmill@127.0.0.1:{self._port}/{database}"
 
-    def new_database(self) -> str:
+    def new_database(self, revision: str | None = None) -> str:
+        """A database of this schema; None: of the newest, copied."""
         name = f"fault_{secrets.token_hex(6)}"
+        if revision is not None:
+            with psycopg.connect(self.url("postgres"), autocommit=True) as server:
+                server.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+            migrate(self.url(name), revision)
+            return self.url(name)
         with psycopg.connect(self.url("postgres"), autocommit=True) as server:
             if not self._has_template:
                 server.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(_TEMPLATE)))

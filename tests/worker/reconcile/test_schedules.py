@@ -285,3 +285,42 @@ def test_a_paused_schedule_is_not_due_and_misses_nothing(nightly: Nightly) -> No
     assert (resumed["paused_at"], resumed["next_due_at"]) == (None, made["next_due_at"])
     assert fire(front.app) == 0
     assert runs(database) == []
+
+
+def rewrite(database: Database, schedule_id: str, **documents: Any) -> None:
+    """Store documents as another version would."""
+    with database.write() as session:
+        session.execute(update(JobSchedule).where(JobSchedule.id == schedule_id).values(**documents))
+
+
+@pytest.mark.both_databases
+def test_what_a_newer_version_has_stored_is_left_to_it(nightly: Nightly, caplog: pytest.LogCaptureFixture) -> None:
+    front, database, template = nightly
+    made = add_schedule(front, template, misfire_grace_seconds=HOUR)["id"]
+    known = schedule(database, made)
+    rewrite(database, made, template={**known.template, "of_a_later_version": 1})
+    due = make_due(database, made)
+    assert fire(front.app) == 0
+    row = schedule(database, made)
+    assert (runs(database), row.next_due_at) == ([], due), "it is due still"
+    rewrite(database, made, template=known.template)
+    assert fire(front.app) == 1
+    (run,) = runs(database)
+    succeed(front, str(run.job_id))
+    rewrite(database, made, gate={**known.gate, "clauses": [{"kind": "of_a_later_version"}]})
+    assert settle(front.app) == 0
+    assert [one.state for one in runs(database)] == ["running"]
+    left = [record.message for record in caplog.records if "schedule.left" in record.message]
+    assert ["template" in left[0], "gate" in left[1]] == [True, True]
+    rewrite(database, made, gate=known.gate)
+    assert settle(front.app) == 1
+    assert [one.state for one in runs(database)] == ["passed"]
+
+
+def test_a_template_that_nobody_reads_in_time_is_refused(nightly: Nightly) -> None:
+    front, database, template = nightly
+    made = add_schedule(front, template, misfire_grace_seconds=60)["id"]
+    rewrite(database, made, template={**schedule(database, made).template, "of_a_later_version": 1})
+    make_due(database, made, timedelta(hours=1))
+    assert fire(front.app) == 1
+    assert [(run.state, run.reason) for run in runs(database)] == [("refused", "invalid-request")]

@@ -3,23 +3,21 @@
 PostgreSQL builds them beside everything else that goes on, each in a transaction of its own. One that was broken off
 is built anew by the next ``quantmill migrate``.
 
-Revision ID: 20261222_scale
-Revises: 20261221_upload_parts
-Create Date: 2026-12-22
+Revision ID: 20261223_scale
+Revises: 20261222_outcomes
+Create Date: 2026-12-23
 
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
-
 import sqlalchemy as sa
 from alembic import op
 
-revision = '20261222_scale'
-down_revision = '20261221_upload_parts'
+from migrations import online
+
+revision = '20261223_scale'
+down_revision = '20261222_outcomes'
 branch_labels = None
 depends_on = None
 
@@ -63,52 +61,37 @@ _REPORTS = sa.table('reports', sa.column('verdict'), sa.column('outcome'), sa.co
 
 
 def upgrade() -> None:
-    # it may be there: what was done before the first index is kept, also where an index was broken off
-    op.add_column('reports', sa.Column('outcome', sa.String(32), nullable=True), if_not_exists=_is_postgresql() or None)
+    if not online.is_postgresql():
+        _fill_outcomes()
+    else:
+        with online.beside_others():  # a report never changes: whoever reads or writes others waits for nothing
+            _fill_outcomes()
+            op.execute(f'ALTER TABLE jobs SET (fillfactor = {_FILLFACTOR})')
+    _change(made=_NEW, dropped=_OLD)
+    if online.is_postgresql():
+        with online.beside_others():
+            op.execute('ANALYZE reports')  # plans follow from what is known of the new column's values
+
+
+def downgrade() -> None:
+    if online.is_postgresql():
+        with online.beside_others():
+            op.execute('ALTER TABLE jobs RESET (fillfactor)')
+    _change(made=_OLD, dropped=_NEW)
+
+
+def _fill_outcomes() -> None:
     critical = sa.func.coalesce(_REPORTS.c.outline['critical_findings'].as_integer(), 0) > 0
     word = sa.case(
         (sa.func.coalesce(_REPORTS.c.outline['collapsed'].as_boolean(), sa.false()), 'collapsed'),
         (sa.and_(critical, _REPORTS.c.verdict != 'fail'), 'critical'),
         else_=_REPORTS.c.verdict,
     )
-    op.execute(sa.update(_REPORTS).values(outcome=word))
-    if _is_postgresql():
-        op.execute(f'ALTER TABLE jobs SET (fillfactor = {_FILLFACTOR})')
-    _change(made=_NEW, dropped=_OLD)
-    if _is_postgresql():
-        op.execute('ANALYZE reports')  # plans follow from what is known of the new column's values
-
-
-def downgrade() -> None:
-    if _is_postgresql():
-        op.execute('ALTER TABLE jobs RESET (fillfactor)')
-    _change(made=_OLD, dropped=_NEW)
-    with op.batch_alter_table('reports') as batch_op:
-        batch_op.drop_column('outcome')
+    op.execute(sa.update(_REPORTS).where(_REPORTS.c.outcome.is_(None)).values(outcome=word))
 
 
 def _change(made: tuple[_Index, ...], dropped: tuple[_Index, ...]) -> None:
-    with _beside_others() as beside:
-        for name, table, columns, condition in made:
-            op.drop_index(name, table, if_exists=True, **beside)  # one that was broken off is there, and of no use
-            where = None if condition is None else sa.text(condition)
-            op.create_index(name, table, list(columns), sqlite_where=where, postgresql_where=where, **beside)
-        for name, table, *_ in dropped:
-            op.drop_index(name, table, if_exists=True, **beside)
-
-
-@contextmanager
-def _beside_others() -> Iterator[dict[str, Any]]:
-    """What statements about indexes are told, so that nobody waits for them."""
-    if not _is_postgresql():
-        yield {}
-        return
-    with op.get_context().autocommit_block():
-        # it waits for the transactions of others, and blocks none of them meanwhile
-        op.execute('SET lock_timeout = 0')
-        yield {'postgresql_concurrently': True}
-        op.execute('RESET lock_timeout')
-
-
-def _is_postgresql() -> bool:
-    return op.get_bind().dialect.name == 'postgresql'
+    for name, table, columns, condition in made:
+        online.create_index_concurrently(name, table, columns, where=condition)
+    for name, table, *_ in dropped:
+        online.drop_index_concurrently(name, table)

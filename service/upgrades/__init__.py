@@ -1,0 +1,1 @@
+"""What the pending migrations would do to a database in use."""
