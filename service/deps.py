@@ -22,6 +22,7 @@ from service.contracts.quota import Quota
 from service.db import Database
 from service.dispatch.broker import on_redis, redis_client
 from service.dispatch.dispatcher import Dispatcher, open_dispatcher
+from service.files import repository as files
 from service.forms import FIELDS_BYTES, keep_form
 from service.health.service import ReadinessProbe
 from service.keys import cookies, scopes
@@ -100,7 +101,8 @@ class AppState:
         """Open everything that the settings name."""
         settings.make_folders()
         database = Database(settings.database_url, timeouts=_timeouts(settings))
-        return cls.over(settings, database, open_store(settings), open_dispatcher(settings, database))
+        store = open_store(settings, may_begin=lambda: _names_no_file(database))
+        return cls.over(settings, database, store, open_dispatcher(settings, database))
 
     @classmethod
     def over(cls, settings: Settings, database: Database, store: Store, dispatcher: Dispatcher | None) -> AppState:
@@ -152,6 +154,12 @@ def _open_tokens(settings: Settings) -> SharedTokens | None:
 
     secret = settings.key_pepper.get_secret_value() if settings.key_pepper else settings.signing_secret
     return RedisTokens(redis_client(settings, STEP_SECONDS), secret)
+
+
+def _names_no_file(database: Database) -> bool:
+    """Whether this is an installation in which nothing was ever stored, or everything was deleted."""
+    with database.read() as session:
+        return not files.list_named(session, limit=1)
 
 
 def _timeouts(settings: Settings) -> DatabaseTimeouts:

@@ -10,6 +10,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -151,22 +152,26 @@ class HostCollector(Looked):
         yield _family(declared.DISK_FREE, free)
         yield _family(declared.DISK_SIZE, size)
         if self._caches:
-            sizes = {cache: float(_bytes_below(str(folder))) for cache, folder in self._caches.items()}
-            yield _family(declared.CACHE_BYTES, sizes)
+            yield _family(declared.CACHE_BYTES, dict(self._cache_sizes()))
+
+    def _cache_sizes(self) -> Iterator[tuple[tuple[str, ...], float]]:
+        for cache, folder in self._caches.items():
+            try:
+                yield cache, float(_bytes_below(str(folder)))
+            except OSError as error:
+                log.warning("metrics.no_cache cache=%s: %s", *cache, error)
 
 
 def _bytes_below(folder: str) -> int:
     """Of all files; what goes away meanwhile counts nothing."""
     total = 0
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
+    with suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):
                 if entry.is_dir(follow_symlinks=False):
                     total += _bytes_below(entry.path)
                 else:
                     total += entry.stat(follow_symlinks=False).st_size
-    except FileNotFoundError:
-        return total
     return total
 
 

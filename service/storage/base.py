@@ -56,6 +56,8 @@ class Store(ABC):
         root: a folder on a local disk; made if it is not there.
     """
 
+    files_at_once = 100  # that are discarded while a transaction keeps others waiting
+
     def __init__(self, root: Path) -> None:
         self.root = root
         self.incoming = root / "incoming"  # what is on its way and has to lie on this host
@@ -161,8 +163,13 @@ class Store(ABC):
         """What has been in the trash for longer."""
 
     @abstractmethod
-    def purge(self, sha256: str) -> None:
-        """Remove a file of the trash for good; one that was stored anew meanwhile stays."""
+    def purge(self, sha256: str, check: Check = no_check) -> None:
+        """Remove a file of the trash for good; one that was stored anew meanwhile stays.
+
+        Args:
+            sha256: of the file.
+            check: called right before; raises if the caller does not keep others from naming the file any more.
+        """
 
     @abstractmethod
     def free_bytes(self) -> int | None:

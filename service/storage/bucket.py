@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import groupby
 from pathlib import Path
 from typing import IO, cast
@@ -22,8 +22,8 @@ from typing import IO, cast
 from service.failpoints import reach
 from service.storage.base import Check, Identity, Store, StoredFile, file_name, no_check
 from service.storage.cache import LocalCopies
-from service.storage.digests import file_sha256, is_sha256
-from service.storage.errors import StorageAwayError, check_digest, check_size, missing
+from service.storage.digests import copy_checked, file_sha256, is_sha256
+from service.storage.errors import StorageAwayError, StoredFileCorruptError, check_digest, check_size, missing
 from service.storage.objects import PART_BYTES, Objects, ObjectStream, StoredObject
 
 MARK = "store"
@@ -38,11 +38,25 @@ class BucketStore(Store):
         root: folder on a local disk, for copies and for forms on their way.
         cache_bytes: what copies on the local disk may take while no job uses them.
         patience_seconds: for how long a call goes on asking a bucket that is away.
+        may_begin: whether a bucket without the mark of a store is one that is used for the first time.
     """
 
-    def __init__(self, url: str, root: Path, *, cache_bytes: int, patience_seconds: float = 0.0) -> None:
+    files_at_once = 5
+
+    def __init__(
+        self,
+        url: str,
+        root: Path,
+        *,
+        cache_bytes: int,
+        patience_seconds: float = 0.0,
+        may_begin: Callable[[], bool] = lambda: False,
+    ) -> None:
         super().__init__(root)
         self.objects = Objects(url, patience_seconds=patience_seconds)
+        # For what is asked while a database transaction is open: nobody has patience then.
+        self._briefly = Objects(url, patience_seconds=0.0)
+        self._may_begin = may_begin
         self.copies = LocalCopies(root, cache_bytes)
         self._marked = False
 
@@ -58,7 +72,7 @@ class BucketStore(Store):
 
     def identity(self, sha256: str) -> Identity | None:
         """Which file lies in its place; None: none."""
-        found = self.objects.head(file_name(sha256))
+        found = self._briefly.head(file_name(sha256))
         return None if found is None else found.identity
 
     def check_there(self) -> None:
@@ -66,14 +80,15 @@ class BucketStore(Store):
         if self.objects.head(MARK) is None:
             raise StorageAwayError(
                 "The bucket is not the store of this service: its mark is missing.",
-                hint="Check QUANTMILL_STORAGE_URL and the bucket. Jobs continue automatically once it is there.",
+                hint=f"Check QUANTMILL_STORAGE_URL. If files were moved here, create an empty object {MARK!r} beside "
+                "the folder sha256. Jobs then continue automatically.",
             )
 
     def probe(self) -> str:
-        """Ask for the mark of the store; written where it is missing, as in a bucket that is used first."""
-        if self.objects.head(MARK) is None:
+        """Ask for the mark of the store, which is written in a bucket that is used for the first time."""
+        if self.objects.head(MARK) is None and self._may_begin():
             self.objects.put(MARK, b"")
-            return "writable"
+        self.check_there()
         return "reachable"
 
     def put_file(self, path: Path, *, sha256: str | None = None, check: Check = no_check) -> StoredFile:
@@ -110,25 +125,32 @@ class BucketStore(Store):
             )
 
     def ensure(self, sha256: str) -> None:
-        """Make sure that a file lies in its place, in the trash or not: who collects sees that a row names it."""
-        self._found(sha256)
+        """Make sure that a file lies in its place; its mark of the trash goes."""
+        if self._briefly.head(file_name(sha256)) is None:
+            self.check_there()
+            raise missing(sha256)
+        self.take_back(sha256)
 
     def copy_to(self, sha256: str, destination: Path, check: Check = no_check) -> None:
         """Write a copy, through the copies of this host."""
-        with self.lend(sha256, check) as path, path.open("rb") as source, destination.open("wb") as target:
-            while block := source.read(PART_BYTES):
-                check()
-                target.write(block)
+        with suppress(StoredFileCorruptError), self._lent(sha256, check, verify=False) as path:
+            copy_checked(path, destination, sha256=sha256, check=check)
+            return
+        with self._lent(sha256, check, verify=True) as path:  # the disk had damaged the copy
+            copy_checked(path, destination, sha256=sha256, check=check)
+
+    def lend(self, sha256: str, check: Check = no_check) -> AbstractContextManager[Path]:
+        """A copy on this host."""
+        return self._lent(sha256, check, verify=True)
 
     @contextmanager
-    def lend(self, sha256: str, check: Check = no_check) -> Iterator[Path]:
-        """A copy on this host."""
+    def _lent(self, sha256: str, check: Check, *, verify: bool) -> Iterator[Path]:
         found = self._found(sha256, check)
 
         def fetch(place: Path) -> None:
             self._download(found, place, sha256, check)
 
-        with self.copies.lend(sha256, found.size_bytes, fetch, check) as path:
+        with self.copies.lend(sha256, found.size_bytes, fetch, check, verify=verify) as path:
             yield path
 
     def old_files(self, age_seconds: float) -> Iterator[list[StoredFile]]:
@@ -140,17 +162,17 @@ class BucketStore(Store):
 
     def discard(self, sha256: str, *, age_seconds: float) -> bool:
         """Mark a file as in the trash, unless it was stored anew since."""
-        found = self.objects.head(file_name(sha256))
+        found = self._briefly.head(file_name(sha256))
         if found is None or time.time() - found.changed_at <= age_seconds:
             return False
-        self.objects.put(_trash(sha256), b"")
+        self._briefly.put(_trash(sha256), b"")
         return True
 
     def take_back(self, sha256: str) -> bool:
         """Remove the mark."""
-        if self.objects.head(_trash(sha256)) is None:
+        if self._briefly.head(_trash(sha256)) is None:
             return False
-        self.objects.delete(_trash(sha256))
+        self._briefly.delete(_trash(sha256))
         return True
 
     def old_trash(self, age_seconds: float) -> Iterator[StoredFile]:
@@ -159,14 +181,15 @@ class BucketStore(Store):
             found = self.objects.head(file_name(mark.sha256))
             yield StoredFile(mark.sha256, 0 if found is None else found.size_bytes)
 
-    def purge(self, sha256: str) -> None:
+    def purge(self, sha256: str, check: Check = no_check) -> None:
         """Remove a marked file, and then its mark; of one that was stored anew since, the mark alone."""
-        mark, found = self.objects.head(_trash(sha256)), self.objects.head(file_name(sha256))
+        mark, found = self._briefly.head(_trash(sha256)), self._briefly.head(file_name(sha256))
         if mark is None:
             return
         if found is not None and found.changed_at < mark.changed_at:
-            self.objects.delete(file_name(sha256))
-        self.objects.delete(_trash(sha256))
+            check()
+            self._briefly.delete(file_name(sha256))
+        self._briefly.delete(_trash(sha256))
 
     def free_bytes(self) -> None:
         """Nobody knows a bound."""
@@ -177,7 +200,7 @@ class BucketStore(Store):
         return self.objects.sign(file_name(sha256), seconds)
 
     def _mark(self) -> None:
-        """Once per process, see to it that the store has its mark."""
+        """Once per process, make sure that this is the store."""
         if not self._marked:
             self.probe()
             self._marked = True
@@ -194,10 +217,7 @@ class BucketStore(Store):
         with place.open("wb") as target:
             for start in range(0, found.size_bytes, PART_BYTES):
                 length = min(PART_BYTES, found.size_bytes - start)
-                try:
-                    block = self.objects.read(found.name, start, length, check)
-                except FileNotFoundError:  # removed since the look
-                    raise missing(sha256) from None
+                block = self.objects.read(found.name, start, length, check)
                 digest.update(block)
                 target.write(block)
         check_digest(digest.hexdigest(), sha256)

@@ -36,21 +36,21 @@ class LocalCopies:
         self._limit = limit_bytes
 
     @contextmanager
-    def lend(self, sha256: str, size_bytes: int, fetch: Fetch, check: Check) -> Iterator[Path]:
-        """A copy, verified just now, for as long as the block runs.
+    def lend(self, sha256: str, size_bytes: int, fetch: Fetch, check: Check, *, verify: bool) -> Iterator[Path]:
+        """A copy for as long as the block runs.
 
         Args:
             sha256: of the file.
             size_bytes: its size.
             fetch: writes it where there is no copy.
             check: called every now and then; what it raises ends the wait.
+            verify: read a copy that is there, and fetch one that is damaged anew.
         """
         path = self._root / file_name(sha256)
         stream = self._held(path)
-        if stream is not None and file_sha256(path, check=check) != sha256:  # a disk that lies, or a write cut off
-            path.unlink(missing_ok=True)
-            stream.close()
-            stream = None
+        if stream is not None and verify and file_sha256(path, check=check) != sha256:
+            stream.close()  # a disk that lies, or a write cut off
+            stream = self._fetched(path, fetch, anew=True)
         if stream is None:
             self._make_room(size_bytes)
             stream = self._fetched(path, fetch)
@@ -76,12 +76,15 @@ class LocalCopies:
         most_bytes = min(self._limit, self.size_bytes() + shutil.disk_usage(self._root).free)
         self.evict(max(0, most_bytes - size_bytes))
 
-    def _fetched(self, path: Path, fetch: Fetch) -> IO[bytes]:
+    def _fetched(self, path: Path, fetch: Fetch, *, anew: bool = False) -> IO[bytes]:
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f"{path.name}.{os.getpid()}.{id(self):x}.part")
         try:
             fetch(part)
             part.chmod(_READ_ONLY)
+            if anew:  # whoever has the damaged one by its name finds this one
+                os.link(part, place := part.with_suffix(".anew"))
+                place.replace(path)
             while True:
                 with suppress(FileExistsError):
                     os.link(part, path)
@@ -120,5 +123,6 @@ def _removed(path: Path) -> bool:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        path.unlink(missing_ok=True)
+        if os.path.samestat(os.fstat(stream.fileno()), path.stat()):  # else it was replaced, and may be in use
+            path.unlink(missing_ok=True)
     return True

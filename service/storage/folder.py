@@ -174,8 +174,8 @@ class FileStore(Store):
         """What has been in the trash for longer."""
         return _old(self.trash, age_seconds)
 
-    def purge(self, sha256: str) -> None:
-        """Remove a file of the trash for good."""
+    def purge(self, sha256: str, check: Check = no_check) -> None:
+        """Remove a file of the trash for good; who names it meanwhile has another one in its place."""
         (self.trash / sha256).unlink(missing_ok=True)
 
     def free_bytes(self) -> int:

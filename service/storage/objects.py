@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 # Of a file that is sent or read; S3 takes at most 10,000 parts of an object, of at least 5 MiB.
 PART_BYTES = 8 * 1024 * 1024
 _PARTS_AT_A_TIME = 4
+# Of an upload: with one more that is being filled, they are in memory.
+_STREAMED_AT_A_TIME = 2
 _FIRST_READ_BYTES = 256 * 1024
 # The most that S3 copies within itself by one request.
 _MOST_COPIED_BYTES = 5 * 10**9
@@ -85,10 +87,15 @@ class Objects:
 
     def head(self, name: str, check: Check = lambda: None) -> StoredObject | None:
         """What is known of an object; None: there is none."""
-        try:
-            return _told(self._asked("head", lambda: obstore.head(self._store, name), check))
-        except FileNotFoundError:
-            return None
+
+        def call() -> Any:
+            try:
+                return obstore.head(self._store, name)
+            except FileNotFoundError:
+                return None
+
+        found = self._asked("head", call, check)
+        return None if found is None else _told(found)
 
     def open(self, found: StoredObject) -> ObjectStream:
         """The object's bytes, read as they are asked for."""
@@ -98,8 +105,7 @@ class Objects:
         """So many bytes of an object.
 
         Raises:
-            FileNotFoundError: there is none.
-            StorageAwayError: the bucket is away, or sends fewer.
+            StorageAwayError: the bucket is away, or sends fewer, or has no such object any more.
         """
 
         def call() -> bytes:
@@ -116,15 +122,12 @@ class Objects:
         def call() -> None:
             obstore.put(self._store, name, data, chunk_size=PART_BYTES, max_concurrency=_PARTS_AT_A_TIME)
 
-        try:
-            self._asked("put", call, check)
-        except FileNotFoundError as error:
-            raise _away(f"no bucket: {_first_line(error)}") from None
+        self._asked("put", call, check)
 
     def writer(self, name: str) -> ObjectWriter:
         """Store an object whose bytes come one after the other."""
         return ObjectWriter(
-            obstore.open_writer(self._store, name, buffer_size=PART_BYTES, max_concurrency=_PARTS_AT_A_TIME)
+            obstore.open_writer(self._store, name, buffer_size=PART_BYTES, max_concurrency=_STREAMED_AT_A_TIME)
         )
 
     def copy(self, found: StoredObject, name: str) -> None:
@@ -152,7 +155,7 @@ class Objects:
         try:
             with _translated():
                 return str(obstore.sign(self._store, "GET", name, timedelta(seconds=seconds)))
-        except TypeError:  # of a kind that signs nothing
+        except (TypeError, StorageAwayError):  # of a kind that signs nothing, or with credentials that cannot
             return None
 
     def _asked(self, operation: str, call: Callable[[], T], check: Check = lambda: None) -> T:
@@ -290,11 +293,9 @@ def _told(meta: Any) -> StoredObject:
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """What the library raises becomes ``StorageAwayError``, but for an object that is not there."""
+    """What the library raises becomes ``StorageAwayError``, also that a bucket or an object is not there (any more)."""
     try:
         yield
-    except FileNotFoundError:
-        raise
     except (PermissionDeniedError, UnauthenticatedError) as error:
         log.warning("storage.refused: %s", _first_line(error))
         raise StorageAwayError(

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from service.settings import Settings
 from service.storage.base import Store
 from service.storage.folder import FileStore
 
 
-def open_store(settings: Settings, *, patience_seconds: float = 0.0) -> Store:
+def open_store(
+    settings: Settings, *, patience_seconds: float = 0.0, may_begin: Callable[[], bool] = lambda: False
+) -> Store:
     """The store of an installation; a bucket is not asked anything yet.
 
     Args:
         settings: of the installation.
         patience_seconds: for how long a call goes on asking a bucket that is away; a request has less time than a job.
+        may_begin: whether a bucket that has never been used may become the store.
     """
     if not settings.storage_url:
         return FileStore(settings.storage_dir)
@@ -23,4 +28,5 @@ def open_store(settings: Settings, *, patience_seconds: float = 0.0) -> Store:
         settings.storage_dir,
         cache_bytes=settings.storage_cache_bytes,
         patience_seconds=patience_seconds,
+        may_begin=may_begin,
     )

@@ -9,16 +9,20 @@ bucket, or several are read one after the other into one object and digested on 
 from __future__ import annotations
 
 import hashlib
+import logging
 import secrets
 from types import TracebackType
 
 from service.db import Database
 from service.monitoring.declarations import UPLOADED
+from service.storage import StorageAwayError
 from service.storage.bucket import BucketStore
 from service.storage.objects import PART_BYTES, ObjectWriter, StoredObject
 from service.tables import UploadPart
 from service.uploads import repository
 from service.uploads.schemas import UploadBusyError, UploadNotFoundError
+
+log = logging.getLogger(__name__)
 
 
 class UploadParts:
@@ -78,7 +82,7 @@ class UploadParts:
         if self._whole is not None:
             gone.append(self._whole.name)
         self._parts, self._begin, self._whole = [], 0, None
-        self._store.objects.delete(*gone)
+        self._drop(gone)
 
     def undo(self) -> None:
         """Throw away what this writer has written."""
@@ -93,6 +97,8 @@ class UploadParts:
         Raises:
             StorageAwayError: the bucket is away.
         """
+        if not any(blocks):
+            return
         if self._writer is None:
             self._name = f"incoming/{self._id}/{secrets.token_hex(8)}"
             self._writer = self._store.objects.writer(self._name)
@@ -111,6 +117,7 @@ class UploadParts:
             StorageAwayError: the bucket is away.
         """
         if self._writer is None:
+            self.undo()  # of a file begun anew that has no bytes, nothing is kept
             return
         self._writer.close()
         self._writer = None
@@ -125,7 +132,7 @@ class UploadParts:
                     hint="Wait until that request has ended, then get the current offset.",
                 )
             repository.add_part(session, part)
-        self._store.objects.delete(*gone)
+        self._drop(gone)
         self._parts = [*([] if self._anew else self._parts), part]
         self._begin, self._written, self._anew = self.size_bytes, 0, False
 
@@ -148,13 +155,25 @@ class UploadParts:
     def store(self, sha256: str) -> None:
         """Put the whole file, which has this digest, into the store."""
         (*_, last) = self._parts
-        self._store.put_object(self._whole or self._object(last.name), sha256)
+        try:
+            self._store.put_object(self._whole or self._object(last.name), sha256)
+        except BaseException:
+            if self._whole is not None:  # whoever tries it again makes another one
+                self._drop([self._whole.name])
+            raise
 
     def forget(self, sha256: str | None) -> None:
         """Remove the parts: the file lies in the store alone from now on. None: it was complete before this writer."""
         if sha256 is not None:
             names = [part.name for part in self._parts] + ([] if self._whole is None else [self._whole.name])
+            self._drop(names)
+
+    def _drop(self, names: list[str]) -> None:
+        """Remove objects that no row names any more; those that cannot be removed now go with their upload."""
+        try:
             self._store.objects.delete(*names)
+        except StorageAwayError:
+            log.warning("upload.parts_left id=%s", self._id)
 
     def _object(self, name: str) -> StoredObject:
         found = self._store.objects.head(name)

@@ -7,7 +7,8 @@ import binascii
 import hmac
 import logging
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -20,13 +21,14 @@ from service.deps import AppState, room_of
 from service.files import repository as files
 from service.principal import Principal
 from service.quotas import service as quotas
-from service.storage import StorageFullError, StoredFile
+from service.storage import StorageFullError, StoredFile, StoredFileMissingError
 from service.tables import Upload
 from service.uploads import repository
 from service.uploads.copying import SizeLimit, copy
 from service.uploads.places import UploadPlace, UploadWriter, place_of
 from service.uploads.schemas import (
     DigestMismatchError,
+    UploadBusyError,
     UploadCompleteError,
     UploadCreate,
     UploadEmptyError,
@@ -303,17 +305,29 @@ def _record(app: AppState, by: Principal, upload: Upload, file: UploadWriter, en
             repository.prolong(session, upload.id, expiry_seconds=app.settings.upload_expiry_seconds)
             note(session, by, "upload.append", upload.id)
         return upload, ended.size_bytes
-    with app.database.write() as session:
+    with app.database.write() as session, _stored_again():
         files.name_files(session, app.store, [ended.sha256])
         files.clear_damaged(session, [ended.sha256])
         done = repository.complete(session, upload.id, sha256=ended.sha256, size_bytes=ended.size_bytes)
         if done is not None:
             note(session, by, "upload.complete", upload.id)
     file.forget(ended.sha256)
-    if done is None:  # it expired while its last bytes came in
+    if done is None:  # it expired while its last bytes came in, or another request was quicker
+        _current(app, by.tenant_id, upload.id, file)
         raise UploadNotFoundError(upload.id)
     log.info("upload.completed id=%s size_bytes=%d sha256=%s", upload.id, ended.size_bytes, ended.sha256)
     return done, ended.size_bytes
+
+
+@contextmanager
+def _stored_again() -> Iterator[None]:
+    """A file that was collected between its storing and its naming is stored again by the next request."""
+    try:
+        yield
+    except StoredFileMissingError:
+        raise UploadBusyError(
+            "The file was collected while it was stored.", hint="Get the current offset and send the rest again."
+        ) from None
 
 
 def _check_request(upload: Upload, file: UploadWriter, incoming: Incoming) -> None:

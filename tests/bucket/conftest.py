@@ -35,4 +35,4 @@ def bucket_url(s3: Bucket, proxy: FaultyBucket, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def store(bucket_url: str, tmp_path: Path) -> BucketStore:
-    return BucketStore(bucket_url, tmp_path / "copies", cache_bytes=1 << 20)
+    return BucketStore(bucket_url, tmp_path / "copies", cache_bytes=1 << 20, may_begin=lambda: True)

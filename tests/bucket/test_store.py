@@ -66,15 +66,20 @@ def test_what_is_not_there_damaged_or_of_another_size_is_told(store: BucketStore
     assert store.identity(sha256) is None
 
 
-def test_another_bucket_is_no_store_that_lost_all_its_files(store: BucketStore, tmp_path: Path) -> None:
+def test_another_bucket_is_no_store_that_lost_all_its_files(
+    store: BucketStore, bucket_url: str, tmp_path: Path
+) -> None:
     """Jobs wait for it, and do not fail."""
     sha256 = put(store, DATA, tmp_path)
     store.objects.delete(MARK, file_name(sha256))
-    with pytest.raises(StorageAwayError, match="mark is missing"):
-        store.open(sha256)
-    assert store.probe() == "writable"
+    used = BucketStore(bucket_url, tmp_path / "others", cache_bytes=0)  # by an installation that has files
+    (tmp_path / "file").write_bytes(DATA)
+    for use in (lambda: used.open(sha256), used.probe, lambda: used.put_file(tmp_path / "file")):
+        with pytest.raises(StorageAwayError, match="mark is missing"):
+            use()
+    assert store.probe() == "reachable", "of an installation without files"
     with pytest.raises(StoredFileMissingError):
-        store.open(sha256)
+        used.open(sha256)
 
 
 def test_the_trash_gives_back_and_keeps_what_was_stored_anew(store: BucketStore, tmp_path: Path) -> None:
@@ -86,9 +91,10 @@ def test_the_trash_gives_back_and_keeps_what_was_stored_anew(store: BucketStore,
     assert store.discard(second, age_seconds=-1)
     assert not list(store.old_files(-1)), "they would be discarded again and again"
     assert {file.sha256: file.size_bytes for file in store.old_trash(-1)} == {first: 5, second: 6}
-    store.ensure(first)  # who names it has it, and the collector sees the row
-    assert store.take_back(first)
+    store.ensure(first)  # who names it takes it back
     assert not store.take_back(first)
+    assert store.discard(first, age_seconds=-1)
+    assert store.take_back(first)
     time.sleep(1.1)  # a bucket's clock shows whole seconds
     put(store, b"second", tmp_path)
     store.purge(second)
@@ -175,7 +181,7 @@ def test_slow_listing_is_one_request_a_page(store: BucketStore, proxy: FaultyBuc
 
 
 def test_copies_go_by_their_last_use_and_never_while_they_are_used(bucket_url: str, tmp_path: Path) -> None:
-    store = BucketStore(bucket_url, tmp_path / "copies", cache_bytes=2500)
+    store = BucketStore(bucket_url, tmp_path / "copies", cache_bytes=2500, may_begin=lambda: True)
     names = [put(store, bytes([number]) * 1000, tmp_path) for number in range(4)]
     with store.lend(names[0]) as first:
         for name in names[1:3]:

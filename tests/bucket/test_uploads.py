@@ -117,6 +117,20 @@ def test_two_writers_at_one_place_are_not_both_right(fronts: tuple[Front, Front]
     assert stored(first) == [hashlib.sha256(DATA).hexdigest()]
 
 
+def test_a_request_without_bytes_changes_nothing(fronts: tuple[Front, Front]) -> None:
+    first, second = fronts
+    upload = open_upload(first, size_bytes=len(DATA))
+    for front in (first, second):
+        assert patch(front, upload, b"", 0).status_code == 204
+    assert patch(first, upload, DATA[:100], 0).status_code == 204
+    for front in (first, second):
+        assert patch(front, upload, b"", 100).status_code == 204
+        problem(put(front, upload, b""), 422, "empty-upload")
+    assert offset(second, upload) == 100
+    assert patch(second, upload, DATA[100:], 100).status_code == 204
+    problem(patch(first, upload, b"", len(DATA)), 409, "upload-complete")
+
+
 def test_a_bucket_that_is_away_is_a_503_and_the_bytes_before_stay(
     fronts: tuple[Front, Front], proxy: FaultyBucket
 ) -> None:

@@ -105,10 +105,10 @@ def _folders(settings: Settings) -> Iterator[DoctorFinding]:
 
 def _bucket(settings: Settings) -> DoctorFinding:
     try:
-        shown = open_store(settings).probe()
+        open_store(settings).identity("0" * 64)
     except QuantmillError as error:
         return DoctorFinding("storage", False, f"{settings.storage_url}: {error.detail}", error.hint or "")
-    return DoctorFinding("storage", True, f"{settings.storage_url}, {shown}")
+    return DoctorFinding("storage", True, f"{settings.storage_url}, reachable")
 
 
 def _database(settings: Settings) -> Iterator[DoctorFinding]:

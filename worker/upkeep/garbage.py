@@ -13,8 +13,11 @@ import logging
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from itertools import islice
 from pathlib import Path
+
+from sqlalchemy.orm import Session
 
 from service.db import Database
 from service.failpoints import reach
@@ -47,8 +50,8 @@ def discard_garbage(database: Database, store: Store, limit: int, *, age_seconds
     """Move stored files that no row names, and that are older, to the trash; ``limit`` at most."""
     done = Tally()
     for old in store.old_files(age_seconds):
-        for first in range(0, len(old), BATCH):
-            suspects = _unnamed(database, old[first : first + BATCH])[: limit - done.items]
+        for first in range(0, len(old), store.files_at_once):
+            suspects = _unnamed(database, old[first : first + store.files_at_once])[: limit - done.items]
             if suspects:
                 done += _discard(database, store, suspects, age_seconds)
             if done.items >= limit:
@@ -71,9 +74,14 @@ def empty_trash(database: Database, store: Store, limit: int, *, age_seconds: fl
                 store.take_back(file.sha256)
                 continue
             reach("before_trash_emptied")
-            store.purge(file.sha256)
+            store.purge(file.sha256, partial(_still_held, session, file.sha256[:2]))
             done += Tally(1, file.size_bytes)
     return done
+
+
+def _still_held(session: Session, folder: str) -> None:
+    """Raises if the transaction, and its lock with it, is gone, as after a long pause of this process."""
+    files.hold_folder(session, folder)
 
 
 def leftovers(database: Database, store: Store, *, age_seconds: float = LEFTOVER_AGE_SECONDS) -> list[Leftover]:

@@ -74,7 +74,8 @@ def restore_backup(settings: Settings, folder: Path) -> BackupManifest:
         database = place / backup.DATABASE_FILE
         _copy_verified(backup.database_path(folder, manifest.database.sha256), manifest.database, database)
         backup.sync_file(database)
-        store = open_store(settings.model_copy(update={"storage_dir": place / backup.STORE_FOLDER}))
+        local = settings.model_copy(update={"storage_dir": place / backup.STORE_FOLDER})
+        store = open_store(local, may_begin=lambda: True)
         for file in manifest.files:
             part = store.incoming / file.sha256
             _copy_verified(backup.stored_path(folder, file.sha256), file, part)
