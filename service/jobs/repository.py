@@ -110,7 +110,9 @@ def list_page(
     if query.verdict is not None:
         conditions.append(_with_report(tenant_id, ReportRow.verdict == query.verdict))
     if query.outcome is not None:
-        conditions.append(_with_report(tenant_id, ReportRow.outcome == query.outcome))
+        # a process of the version before, which serves on while this one is rolled out, writes no outcome
+        unnamed = and_(ReportRow.outcome.is_(None), ReportRow.verdict == query.outcome)
+        conditions.append(_with_report(tenant_id, or_(ReportRow.outcome == query.outcome, unnamed)))
     if query.created_after is not None:
         conditions.append(Job.created_at > query.created_after)
     if query.created_before is not None:

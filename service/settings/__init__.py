@@ -19,7 +19,7 @@ from service.cores import available_cores
 from service.egress.addresses import parse_allowed
 from service.egress.attempts import parse_schedule
 from service.server_urls import driver_url, with_password
-from service.settings.places import Places
+from service.settings.places import MOST_OBJECT_BYTES, Places
 from service.settings.upkeep import Upkeep
 
 _ORIGIN = re.compile(r"https?://(\[[0-9a-f:]+\]|[a-z0-9]([a-z0-9.-]*[a-z0-9])?)(:[0-9]{1,5})?")
@@ -354,6 +354,8 @@ class Settings(Places, Upkeep, BaseSettings):
             "cache_dir": (data_dir / "cache" if self.cache_dir == unset else self.cache_dir.expanduser()).absolute(),
             "threads": self.threads or max(1, available_cores() // self.worker_slots),
         }
+        if self.storage_url and self.max_upload_bytes > MOST_OBJECT_BYTES:
+            raise ValueError(f"max_upload_bytes must be at most {MOST_OBJECT_BYTES} with a bucket")
         if self.renew_seconds >= self.lease_seconds:
             raise ValueError("renew_seconds must be smaller than lease_seconds, otherwise every lease would expire")
         for name, value in filled.items():

@@ -24,6 +24,8 @@ PROVIDER_SECRETS = (
     "GOOGLE_SERVICE_ACCOUNT_KEY",
 )
 _GIB = 1024**3
+# S3 takes at most 10,000 parts of an object; see ``service.storage.objects`` for their size.
+MOST_OBJECT_BYTES = 75 * _GIB
 
 
 class Places(BaseModel):

@@ -14,7 +14,7 @@ PASSWORD = "p@ss/w#rd 'x' \"$y\" %25 \\ ${Z} ö"
 COMMON_SECRETS = {"QUANTMILL_DATABASE_PASSWORD", "QUANTMILL_BROKER_PASSWORD"}
 API_SECRETS = {"QUANTMILL_API_KEY", "QUANTMILL_KEY_PEPPER"}
 # Of libraries: the object store's, OpenTelemetry's.
-FOREIGN = ("AWS_", "OTEL_")
+FOREIGN = ("AWS_", "AZURE_", "GOOGLE_", "OTEL_")
 
 
 def is_setting(variable: str) -> bool:
