@@ -24,9 +24,6 @@ def upgrade() -> None:
         sa.Column('begin_bytes', sa.BigInteger(), nullable=False),
         sa.Column('size_bytes', sa.BigInteger(), nullable=False),
         sa.Column('name', sa.String(length=255), nullable=False),
-        sa.ForeignKeyConstraint(
-            ['upload_id'], ['uploads.id'], name=op.f('fk_upload_parts_upload_id_uploads'), ondelete='CASCADE'
-        ),
         sa.PrimaryKeyConstraint('upload_id', 'begin_bytes', name=op.f('pk_upload_parts')),
     )
 

@@ -40,7 +40,7 @@ from service.webhooks.outbox import emit
 log = logging.getLogger(__name__)
 
 
-class NewerTemplateError(InvalidRequestError):
+class NewerTemplateError(InvalidRequestError, code="newer-template", title="Template of a newer version"):
     """The template has fields or words that this version does not know, and a newer one may."""
 
 

@@ -322,7 +322,11 @@ class Settings(Places, Upkeep, BaseSettings):
     @field_validator("secrets_dir")
     @classmethod
     def _check_secrets_dir(cls, folder: Path | None) -> Path | None:
-        if folder is not None and not folder.is_dir():
+        try:
+            is_folder = folder is None or folder.is_dir()
+        except OSError:  # no name that a folder could have
+            is_folder = False
+        if not is_folder:
             raise ValueError(f"{folder} is not a folder")
         return folder
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import CheckConstraint, ForeignKey, Index
+from sqlalchemy import CheckConstraint, Index
 from sqlalchemy.orm import Mapped, mapped_column
 
 from service.tables.base import Base, Bytes, Id, Moment, Name, Owned, Sha256, Tenant, Word, one_of
@@ -70,7 +70,7 @@ class UploadPart(Base):
 
     __tablename__ = "upload_parts"
 
-    upload_id: Mapped[Id] = mapped_column(ForeignKey("uploads.id", ondelete="CASCADE"), primary_key=True)
+    upload_id: Mapped[Id] = mapped_column(primary_key=True)
     begin_bytes: Mapped[Bytes] = mapped_column(primary_key=True)
     size_bytes: Mapped[Bytes]
     name: Mapped[Name]

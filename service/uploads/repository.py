@@ -144,5 +144,6 @@ def delete_expired(session: Session, ids: Collection[str]) -> list[str]:
     """
     due = select(Upload.id).where(Upload.id.in_(ids), Upload.expires_at < db_now())
     gone = list(session.scalars(due.with_for_update(skip_locked=True)))
+    session.execute(delete(UploadPart).where(UploadPart.upload_id.in_(gone)))
     session.execute(delete(Upload).where(Upload.id.in_(gone)))
     return gone

@@ -18,7 +18,7 @@ from service.estimates import waiting
 from service.jobs import transitions
 from service.jobs.outcome import QuantizeOutcome
 from service.jobs.queues import is_short
-from service.queues.repository import ALIVE_SECONDS, announce, live_queues, note_deaf
+from service.queues.repository import ALIVE_SECONDS, announce, forget_gone, live_queues, note_deaf
 from service.quotas.repository import set_quota
 from service.tables import Job, JobEstimate, JobTiming, Worker
 from tests.support.batches import grid_body, job_of, submitted
@@ -217,7 +217,7 @@ def test_workers_that_are_long_gone_are_forgotten(front: Front) -> None:
         announce(session, "old", {"cpu": 1})
         session.execute(update(Worker).values(seen_at=db_now() - 7 * 24 * 3600.0))
         announce(session, "new", {"cpu": 1, "gpu": 1})
-        announce(session, "new", {"cpu": 1, "gpu": 1})
+        forget_gone(session)
         assert {(row.id, row.queue) for row in session.query(Worker)} == {("new", "cpu"), ("new", "gpu")}
 
 

@@ -19,7 +19,7 @@ from worker.commands.printing import plain, print_items, print_line
 
 WITHOUT = {
     "up": "runs until it is stopped", "api": "runs until it is stopped", "worker": "runs until it is stopped",
-    "reconcile": "runs until it is stopped; with --once it prints JSON", "migrate": "its exit code tells all",
+    "reconcile": "runs until it is stopped; with --once it prints JSON",
     "demo": "is there to be looked at", "quantize": "gives files: --report is its JSON",
     "evaluate": "prints JSON, and nothing else", "provenance": "prints JSON, and nothing else",
     "dequantize": "gives a file",

@@ -24,7 +24,7 @@ AMOUNT = Amount(jobs=20_000, events=200_000, queued=1000, running=100, workers=5
 GROWING = frozenset({"jobs", "job_events", "reports", "artifacts", "audit_events", "new_audit_events"})
 # Rows and entries of indexes; 20 times as many jobs would add few. A page has 50 jobs, a log 10 events.
 MOST_EXAMINED = {
-    **dict.fromkeys(LISTS, 1500), **dict.fromkeys(READS, 300), **dict.fromkeys(DISPATCH, 1000),
+    **dict.fromkeys(LISTS, 1500), **dict.fromkeys(READS, 300), **dict.fromkeys(DISPATCH, 1500),
     # the jobs that run, and those that wait
     **dict.fromkeys(RECONCILER, 400), **dict.fromkeys(FIGURES, 5000),
     # a batch, with what goes with it

@@ -15,6 +15,7 @@ OF_NOBODY = {
     "estimate_fits": "factors learned from the jobs of all", "lease_rounds": "the same of all reconcilers",
     "scrub_passes": "verifies those files",
     "signing_keys": "the installation signs, for all tenants", "tenants": "its id is the tenant's",
+    "upload_parts": "of an upload, which says whose it is",
     "workers": "belong to the installation, and take the jobs of all",
 }  # fmt: skip
 # Keys that carry no tenant, though both of their tables do.
@@ -31,7 +32,7 @@ LOOSE = {
     "batch_members.job_id": "outlives the job, which then counts as gone",
     "jobs.report_job_id": "the job's own id, as the database computes it", "quarantines.job_id": "outlives the job",
     "quarantines.model_id": "outlives the model", "schedule_runs.job_id": "outlives the job",
-    "schedule_runs.model_id": "outlives the model",
+    "schedule_runs.model_id": "outlives the model", "upload_parts.upload_id": "goes with the upload",
 }  # fmt: skip
 # Ids of what is no row.
 NO_ROWS = {

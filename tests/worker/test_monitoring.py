@@ -171,10 +171,10 @@ def test_a_reconciler_serves_its_metrics(bench: Workbench) -> None:
     places = {"QUANTMILL_DATA_DIR": str(bench.settings.data_dir), "QUANTMILL_METRICS_PORT": str(port)}
     process = subprocess.Popen(command("reconcile"), env=environment(**QUICK, **places))
     try:
-        text = scraped_until(port, lambda text: 'last_success_timestamp_seconds{loop="hand_over"} 1.' in text)
+        loops = [f'last_success_timestamp_seconds{{loop="{loop}"}} 1.' for loop in ("hand_over", "expire_leases")]
+        text = scraped_until(port, lambda text: all(loop in text for loop in loops))
         assert 'quantmill_build_info{process="reconciler"' in text
         assert 'quantmill_jobs{queue="inspect",state="queued"} 1.0' in text
-        assert 'quantmill_reconcile_last_success_timestamp_seconds{loop="expire_leases"} 1.' in text
         assert 'quantmill_reconcile_period_seconds{loop="collect_files"}' in text
         assert 'quantmill_reconcile_failures_total{loop="expire_leases"} 0.0' in text
         process.send_signal(signal.SIGTERM)

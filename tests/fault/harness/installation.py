@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Literal, Self, TypeVar
 
 from sqlalchemy import func, select
+from sqlalchemy.orm import load_only
 
 from service.client import Client
 from service.db import Database, migrate
@@ -196,7 +197,10 @@ class Installation:
 
     def job(self, job_id: str) -> Job:
         with self.database.read() as session:
-            job = session.get(Job, job_id)
+            found = select(Job).where(Job.id == job_id)
+            if self.version is not None:  # its schema may lack columns that this version has
+                found = found.options(load_only(Job.state, Job.attempt, Job.interruptions, Job.error, Job.last_seq))
+            job = session.scalars(found).one_or_none()
         assert job is not None, f"there is no job {job_id}"
         return job
 

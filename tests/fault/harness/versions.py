@@ -1,7 +1,11 @@
-"""The version before this one, from the history of the repository: its code, for processes to run on."""
+"""A version before this one, from the history of the repository: its code, for processes to run on.
+
+QUANTMILL_TEST_VERSION_BEFORE   a commit; default: the last one whose schema is an earlier one
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import tarfile
@@ -9,9 +13,9 @@ from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 
-from service.db import head_revision
 from tests.worker.running import ROOT
 
+_FOLDER = "migrations/versions"
 _REVISION = re.compile(r"^revision = ['\"](\w+)['\"]", re.MULTILINE)
 _BEFORE = re.compile(r"^down_revision = ['\"](\w+)['\"]", re.MULTILINE)
 
@@ -27,38 +31,32 @@ class Version:
 
 def history_trouble() -> str | None:
     """Why there is no version before this one; None if there is one."""
-    newest = _migration()
-    done = _git("log", "--diff-filter=A", "--format=%H", "--", str(newest.relative_to(ROOT)))
-    if done.returncode != 0 or not done.stdout.strip():
-        return "no git history with the newest migration in it: the version before it is not tried"
-    parent = f"{_added(newest)}^"
-    return None if _git("cat-file", "-e", parent).returncode == 0 else f"git has no {parent}: fetch the whole history"
+    return None if _commit() is not None else "no git history with another schema: no version before is tried"
 
 
 def version_before(folder: Path) -> Version:
-    """The commit before the one that added the newest migration, unpacked into ``folder``."""
-    newest = _migration()
-    commit = _git("rev-parse", f"{_added(newest)}^").stdout.decode().strip()
+    """Its code, unpacked into ``folder``."""
+    commit = _commit()
+    assert commit is not None
     archive = _git("archive", "--format=tar", commit, "--", "service", "worker", "quantmill", "migrations")
     assert archive.returncode == 0, archive.stderr.decode()
     with tarfile.open(fileobj=BytesIO(archive.stdout)) as tar:
         tar.extractall(folder, filter="data")
-    found = _BEFORE.search(newest.read_text())
-    assert found is not None, f"{newest.name} says not what it comes after"
-    return Version(folder, found[1], commit)
+    texts = [path.read_text() for path in (folder / _FOLDER).glob("2*.py")]
+    before = {found[1] for text in texts if (found := _BEFORE.search(text)) is not None}
+    (revision,) = {found[1] for text in texts if (found := _REVISION.search(text)) is not None} - before
+    return Version(folder, revision, commit)
 
 
-def _migration() -> Path:
-    """The file of the newest one."""
-    for path in (ROOT / "migrations" / "versions").glob("*.py"):
-        found = _REVISION.search(path.read_text())
-        if found is not None and found[1] == head_revision():
-            return path
-    raise AssertionError(f"no file has the migration {head_revision()}")
-
-
-def _added(path: Path) -> str:
-    return _git("log", "--diff-filter=A", "--format=%H", "--", str(path.relative_to(ROOT))).stdout.decode().split()[0]
+def _commit() -> str | None:
+    if given := os.environ.get("QUANTMILL_TEST_VERSION_BEFORE"):
+        return given
+    ours = {f"{_FOLDER}/{path.name}" for path in (ROOT / _FOLDER).glob("2*.py")}
+    for commit in _git("log", "--first-parent", "-m", "--format=%H", "--", _FOLDER).stdout.decode().split():
+        names = _git("ls-tree", "--name-only", commit, f"{_FOLDER}/").stdout.decode().split()
+        if {name for name in names if Path(name).name.startswith("2")} < ours:
+            return commit
+    return None
 
 
 def _git(*arguments: str) -> subprocess.CompletedProcess[bytes]:
