@@ -77,7 +77,11 @@ class BucketStore(Store):
 
     def check_there(self) -> None:
         """Make sure that this bucket and prefix have been used as a store."""
-        if self.objects.head(MARK) is None:
+        self._check_mark(self.objects)
+
+    @staticmethod
+    def _check_mark(objects: Objects) -> None:
+        if objects.head(MARK) is None:
             raise StorageAwayError(
                 "The bucket is not the store of this service: its mark is missing.",
                 hint=f"Check QUANTMILL_STORAGE_URL. If files were moved here, create an empty object {MARK!r} beside "
@@ -94,41 +98,20 @@ class BucketStore(Store):
     def put_file(self, path: Path, *, sha256: str | None = None, check: Check = no_check) -> StoredFile:
         """Move a file into the store, in place of an equal one: one that was damaged since is healed."""
         digest = sha256 or file_sha256(path, check=check)
-        size_bytes = path.stat().st_size
-        self._mark()
-        reach("before_artifact_fsync")
-        self.objects.put(file_name(digest), path, check)
-        self.check_stored(digest, size_bytes)
-        reach("after_artifact_rename")
+        file = StoredFile(digest, path.stat().st_size)
+        self._store(file, lambda: self.objects.put(file_name(digest), path, check))
         path.unlink(missing_ok=True)
-        return StoredFile(digest, size_bytes)
+        return file
 
     def put_object(self, found: StoredObject, sha256: str) -> StoredFile:
         """Store what lies in the bucket under another name and has this digest; it stays there, too."""
-        self._mark()
-        reach("before_artifact_fsync")
-        self.objects.copy(found, file_name(sha256))
-        self.check_stored(sha256, found.size_bytes)
-        reach("after_artifact_rename")
-        return StoredFile(sha256, found.size_bytes)
-
-    def check_stored(self, sha256: str, size_bytes: int) -> None:
-        """Look at what was stored just now: nobody may name less than the whole.
-
-        Raises:
-            StorageAwayError: the bucket says that it has it, and has not.
-        """
-        found = self.objects.head(file_name(sha256))
-        if found is None or found.size_bytes != size_bytes:
-            raise StorageAwayError(
-                f"The bucket does not have the file {sha256} that it has just accepted.", hint="Try again later."
-            )
+        file = StoredFile(sha256, found.size_bytes)
+        self._store(file, lambda: self.objects.copy(found, file_name(sha256)))
+        return file
 
     def ensure(self, sha256: str) -> None:
         """Make sure that a file lies in its place; its mark of the trash goes."""
-        if self._briefly.head(file_name(sha256)) is None:
-            self.check_there()
-            raise missing(sha256)
+        self._look(self._briefly, sha256)
         self.take_back(sha256)
 
     def copy_to(self, sha256: str, destination: Path, check: Check = no_check) -> None:
@@ -199,16 +182,31 @@ class BucketStore(Store):
         """An address where whoever has it may read the file for so long."""
         return self.objects.sign(file_name(sha256), seconds)
 
-    def _mark(self) -> None:
-        """Once per process, make sure that this is the store."""
-        if not self._marked:
+    def _store(self, file: StoredFile, send: Callable[[], None]) -> None:
+        """Have ``send`` store a file, and look at it then: nobody may name less than the whole.
+
+        Raises:
+            StorageAwayError: the bucket says that it has it, and has not.
+        """
+        if not self._marked:  # once per process: that this is the store
             self.probe()
             self._marked = True
+        reach("before_artifact_fsync")
+        send()
+        found = self.objects.head(file_name(file.sha256))
+        if found is None or found.size_bytes != file.size_bytes:
+            raise StorageAwayError(
+                f"The bucket does not have the file {file.sha256} that it has just accepted.", hint="Try again later."
+            )
+        reach("after_artifact_rename")
 
     def _found(self, sha256: str, check: Check = no_check) -> StoredObject:
-        found = self.objects.head(file_name(sha256), check)
+        return self._look(self.objects, sha256, check)
+
+    def _look(self, objects: Objects, sha256: str, check: Check = no_check) -> StoredObject:
+        found = objects.head(file_name(sha256), check)
         if found is None:
-            self.check_there()
+            self._check_mark(objects)
             raise missing(sha256)
         return found
 
