@@ -323,4 +323,4 @@ def test_a_template_that_nobody_reads_in_time_is_refused(nightly: Nightly) -> No
     rewrite(database, made, template={**schedule(database, made).template, "of_a_later_version": 1})
     make_due(database, made, timedelta(hours=1))
     assert fire(front.app) == 1
-    assert [(run.state, run.reason) for run in runs(database)] == [("refused", "invalid-request")]
+    assert [(run.state, run.reason) for run in runs(database)] == [("refused", "newer-template")]
