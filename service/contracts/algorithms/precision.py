@@ -201,8 +201,10 @@ class Autopilot(AlgorithmBase):
     Recipes are tried in order of cost and judged by the distance of their outputs on held-out samples; steps that two
     recipes share run once. The best are refined, and only the finalists are evaluated in full. If the budget sets a
     time, the last resort is to train the closest one for most of the remaining time. Differences that are not
-    significant do not count as gains. All models on the Pareto front of accuracy, bytes and latency are files of the
-    job. The verdict is ``pass`` only if the goal is met within the budget's bytes and latency.
+    significant do not count as gains: then the smaller error of the outputs wins. All models on the Pareto front of
+    accuracy, bytes and latency are files of the job. The verdict is ``pass`` only if the goal is met within the
+    budget's bytes and latency; a drop that one sample more or less would put on the other side of the goal is
+    undecided.
     """
 
     place = 2

@@ -106,12 +106,16 @@ def verdict_of(gate: Gate, clauses: Sequence[GateClause]) -> Verdict:
     return gate.on_undecided if any(clause.holds is None for clause in clauses) else "pass"
 
 
-def search_clauses(algorithms: Sequence[Algorithm], outcomes: Sequence[AlgorithmFigures]) -> tuple[GateClause, ...]:
+def search_clauses(
+    algorithms: Sequence[Algorithm], outcomes: Sequence[AlgorithmFigures], gate: Gate, pair: MeasuredPair
+) -> tuple[GateClause, ...]:
     """What a search was asked for, as clauses with what it has reached: its goal, and its budget of bytes and latency.
 
     Args:
         algorithms: of the config.
         outcomes: one for each.
+        gate: whose confidence counts.
+        pair: both models, on the data that the search has measured on.
     """
     clauses = []
     for algorithm, outcome in zip(algorithms, outcomes, strict=True):
@@ -120,12 +124,38 @@ def search_clauses(algorithms: Sequence[Algorithm], outcomes: Sequence[Algorithm
         goal, budget, reached = algorithm.goal, algorithm.budget, outcome.search.reached
         limit = goal.max_drop if goal.kind == "drop" else goal.limit
         met = reached.goal_met
-        clauses.append(GateClause(clause="goal", metric=goal.metric, wanted=limit, got=reached.value, holds=met))
+        clause = GateClause(clause="goal", metric=goal.metric, wanted=limit, got=reached.value, holds=met)
+        clauses.append(_as_samples_tell(clause, gate, pair) if goal.kind == "drop" else clause)
         if budget.max_size_bytes is not None:
             clauses.append(_clause("budget.max_size_bytes", budget.max_size_bytes, reached.size_bytes))
         if budget.max_latency_ratio is not None:
             clauses.append(_clause(SEARCH_LATENCY, budget.max_latency_ratio, reached.latency_ratio))
     return tuple(clauses)
+
+
+def _as_samples_tell(goal: GateClause, gate: Gate, pair: MeasuredPair) -> GateClause:
+    """A goal that is a drop; undecided where the samples cannot tell on which side of its limit it lies.
+
+    With the gate's confidence the interval decides, as for other clauses. Without, the figure does, unless one sample
+    more or less would decide otherwise: the model was chosen among others by these very samples.
+    """
+    known = any(figures.name == goal.metric for figures in pair.metrics)
+    named = gate.model_copy(update={"metric": goal.metric if known else AGREEMENT})
+    _, drop = _judged(named, pair.fidelity, pair.metrics)
+    if goal.got is None or drop.got is None:
+        return goal
+    if gate.confidence:
+        found = _decided("max_drop", goal.wanted, drop, gate, None)
+        return found.model_copy(update={"clause": goal.clause, "metric": goal.metric, "got": goal.got})
+    unit = next((figures.unit for figures in pair.metrics if figures.name == goal.metric), "%")
+    if unit != "%" or not drop.samples:
+        return goal
+    one = 100.0 / drop.samples
+    if (goal.got + one <= goal.wanted) if goal.holds else (goal.got - one > goal.wanted):
+        return goal
+    why = f"one sample of {drop.samples} is {one:.2g} points, and would decide it otherwise"
+    needed = math.ceil(100.0 / abs(goal.wanted - goal.got)) + 1 if goal.got != goal.wanted else None
+    return _undecided(goal, why, needed)
 
 
 def _reached(gate: Gate, pair: MeasuredPair) -> dict[str, _Reached]:

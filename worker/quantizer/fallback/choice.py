@@ -284,10 +284,11 @@ class _Choice:
         figures = ModelFigures(metrics=comparison.quantized_metrics, size_bytes=size_bytes)
         data = case.measured_on
         measured = with_chance(metric_figures(evaluation, comparison), evaluation, case.summary.outputs, data)
-        searched = () if outcomes is None else _others(self._goals.clauses(outcomes))
+        pair = MeasuredPair(self._report.float_, figures, comparison.fidelity, measured)
+        searched = () if outcomes is None else _others(self._goals.clauses(outcomes, pair))
         _, clauses = judge(
             gate,
-            MeasuredPair(self._report.float_, figures, comparison.fidelity, measured),
+            pair,
             searched,
             findings=self._report.findings,
             decisions=comparison.samples,

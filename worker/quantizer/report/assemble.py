@@ -138,11 +138,12 @@ def make_report(quantized: QuantizedDraft, case: Case, services: Services) -> As
     differs = [] if quantized.differs is None else [quantized.differs.finding]
     findings = worst_first([*differs, *case.findings, *by_figures, *by_channels])
     outcomes = tuple(quantized.filled.outcomes)
-    searched = search_clauses(config.algorithms, outcomes) if outcomes else ()
+    gate, pair = config.evaluation.gate, MeasuredPair(float_figures, figures, comparison.fidelity, measured, latency)
+    searched = search_clauses(config.algorithms, outcomes, gate, pair) if outcomes else ()
     further = (*searched, *([] if quantized.differs is None else [_runtime_clause(quantized.differs)]))
     verdict, clauses = judge(
-        config.evaluation.gate,
-        MeasuredPair(float_figures, figures, comparison.fidelity, measured, latency),
+        gate,
+        pair,
         further,
         findings=findings,
         decisions=comparison.samples,

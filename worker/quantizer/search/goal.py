@@ -17,7 +17,7 @@ from service.contracts.report import AlgorithmFigures, GateClause
 from service.contracts.search import ReachedFigures
 from worker.quantizer.data import OpenDataset
 from worker.quantizer.evaluation.certainty import Evidence, document_of
-from worker.quantizer.evaluation.gate import search_clauses
+from worker.quantizer.evaluation.gate import MeasuredPair, search_clauses
 from worker.quantizer.evaluation.latency import measure_latency
 from worker.quantizer.evaluation.metrics import Metrics
 from worker.quantizer.evaluation.side_by_side import KeptOutputs, MetricMeasurement, side_by_side
@@ -250,6 +250,7 @@ class SearchGoals:
             found[place] = found[place].model_copy(update={"search": returned})
         return tuple(found)
 
-    def clauses(self, outcomes: Sequence[AlgorithmFigures]) -> tuple[GateClause, ...]:
-        """What becomes of goals and budgets, as clauses of the gate."""
-        return () if self.is_empty else search_clauses(self._case.config.algorithms, outcomes)
+    def clauses(self, outcomes: Sequence[AlgorithmFigures], pair: MeasuredPair) -> tuple[GateClause, ...]:
+        """What becomes of goals and budgets, as clauses of the gate; ``pair`` is measured on the same data."""
+        config = self._case.config
+        return () if self.is_empty else search_clauses(config.algorithms, outcomes, config.evaluation.gate, pair)

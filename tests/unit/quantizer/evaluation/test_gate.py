@@ -7,12 +7,15 @@ from typing import Any, ClassVar
 
 import pytest
 
+from service.contracts.algorithms import Autopilot
+from service.contracts.algorithms.precision import DropGoal
 from service.contracts.dataset import ArraySummary, DatasetSummary, LabelSummary
 from service.contracts.errors import InvalidConfigError
 from service.contracts.evaluation import EvaluationSpec, Gate
 from service.contracts.evaluation_checks import check_evaluation
 from service.contracts.model import TensorInfo
 from service.contracts.report import (
+    AlgorithmFigures,
     Fidelity,
     Finding,
     GateClause,
@@ -22,9 +25,10 @@ from service.contracts.report import (
     MetricFigures,
     ModelFigures,
 )
+from service.contracts.search import Search, TrialFigures
 from tests.support.each import each
 from worker.quantizer.evaluation.contributions import Contributions
-from worker.quantizer.evaluation.gate import MeasuredPair, judge, metric_figures
+from worker.quantizer.evaluation.gate import MeasuredPair, judge, metric_figures, search_clauses
 
 
 class FakeSet:
@@ -280,3 +284,38 @@ def test_a_finding_may_leave_nothing_to_say_about_accuracy() -> None:
     assert "float-model-guesses" in str(clauses["max_drop"].why)
     harmless = finding.model_copy(update={"undermines_verdict": False})
     assert judged(gate, findings=[harmless], further=[goal])[0] == "fail"
+
+
+def goal_clause(drop: float, limit: float, samples: int, interval: Interval | None = None, **gate: Any) -> GateClause:
+    """The goal of a search that reached ``drop`` of top-1."""
+    autopilot = Autopilot(goal=DropGoal(max_drop=limit))
+    goal, gap = autopilot.goal.model_dump(), drop - limit
+    trial = TrialFigures(
+        name="a", settings={}, algorithms=(), sqnr_db=20.0, evaluated=True, value=drop, gap=gap, chosen=True, seconds=1
+    )
+    search = Search(goal=goal, met=gap <= 0, goal_met=gap <= 0, gap=gap, ended_by="", trials=(trial,))
+    outcome = AlgorithmFigures(method="autopilot", kept=True, summary="", search=search)
+    top1 = MetricFigures(
+        name="top1", kind="top1", unit="%", better="higher", float=90.0, quantized=90.0 - drop, drop=drop,
+        samples=samples, drop_interval=interval,
+    )  # fmt: skip
+    nothing = ModelFigures(metrics={}, size_bytes=1)
+    pair = MeasuredPair(nothing, nothing, FakeComparison.fidelity, [top1])
+    (clause,) = search_clauses([autopilot], [outcome], Gate(**gate), pair)
+    return clause
+
+
+@each(("drop", "samples", "holds"), [(0.0, 125, None), (0.8, 125, None), (1.6, 125, False), (0.1, 1000, True)])
+def test_the_goal_of_a_search_is_undecided_where_one_sample_would_decide_it_otherwise(
+    drop: float, samples: int, holds: bool | None
+) -> None:
+    clause = goal_clause(drop, 0.5, samples)
+    assert (clause.clause, clause.got, clause.holds) == ("goal", drop, holds)
+    assert holds is not None or clause.samples_needed is not None
+
+
+def test_the_goal_of_a_search_is_judged_with_the_confidence_that_the_gate_asks_for() -> None:
+    wide = Interval(low=-0.4, high=0.6, confidence=0.95, method="mcnemar", samples=1000)
+    clause = goal_clause(0.1, 0.5, 1000, wide, confidence=0.95)
+    assert (clause.clause, clause.metric, clause.holds, clause.interval) == ("goal", "top1", None, wide)
+    assert goal_clause(0.1, 0.7, 1000, wide, confidence=0.95).holds is True

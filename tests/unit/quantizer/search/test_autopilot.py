@@ -15,6 +15,7 @@ from service.contracts.algorithms import Autopilot, algorithm_contradictions
 from service.contracts.base import search_space
 from service.contracts.config import QuantizationConfig, parse_config
 from service.contracts.errors import CanceledError
+from service.contracts.report import Score
 from service.contracts.search import Search, TrialFigures
 from service.contracts.specs import PercentileCalibration
 from tests.unit.quantizer.search.benches import Canceling, Listener, chain_of_convolutions, samples, toolkit_for
@@ -180,8 +181,11 @@ def test_a_search_that_was_broken_off_goes_on_without_repeating(tmp_path: Path, 
     assert resumed.draft.emitted_bytes() == whole.draft.emitted_bytes()
 
 
-def finalist(gap: float, size_bytes: int, latency_ratio: float, parts: tuple[float, ...] = ()) -> Finalist:
-    trial = RecipeTrial(Basis("b"), (), None, True, False, 0.0)  # type: ignore[arg-type]
+def finalist(
+    gap: float, size_bytes: int, latency_ratio: float, parts: tuple[float, ...] = (), sqnr_db: float = 20.0
+) -> Finalist:
+    score = Score(sqnr_db=sqnr_db, metric="top1", value=None)
+    trial = RecipeTrial(Basis("b"), (), score, True, False, 0.0)
     return Finalist(trial, GoalMeasurement(gap, gap, Evidence.of_means(parts)), size_bytes, latency_ratio)
 
 
@@ -194,6 +198,14 @@ def test_the_pareto_set_holds_what_nothing_beats_and_a_difference_within_chance_
     better = finalist(0.0, 1, 1.0, (82.0, 92.0, 87.0, 97.5))
     assert clear_winner([simple, lucky]) is simple
     assert clear_winner([simple, lucky, better]) is better
+
+
+def test_where_the_metric_tells_no_difference_the_clearly_smaller_error_wins() -> None:
+    parts = (80.0, 90.0, 85.0, 95.0)
+    simple, alike = finalist(-0.1, 1, 1.0, parts, sqnr_db=23.9), finalist(-0.1, 1, 1.0, parts, sqnr_db=24.1)
+    closer, missing = finalist(-0.1, 1, 1.0, parts, sqnr_db=24.9), finalist(0.1, 1, 1.0, parts, sqnr_db=29.0)
+    assert clear_winner([simple, alike]) is simple
+    assert clear_winner([simple, alike, closer, missing]) is closer
 
 
 def lost_at_first(**budget: Any) -> StepResult:
