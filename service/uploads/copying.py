@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 
 from service.quotas.rates import RateMeter
 from service.storage import BLOCK_BYTES
-from service.uploads.places import UploadWriter
+from service.uploads.base import UploadWriter
 from service.uploads.schemas import UploadStalledError, UploadTooLargeError
 
 # A body that drips in, byte by byte, would hold its upload for ever.

@@ -20,12 +20,13 @@ from service.storage.bucket import BucketStore
 from service.storage.objects import PART_BYTES, ObjectWriter, StoredObject
 from service.tables import UploadPart
 from service.uploads import repository
+from service.uploads.base import UploadWriter
 from service.uploads.schemas import UploadBusyError, UploadNotFoundError
 
 log = logging.getLogger(__name__)
 
 
-class UploadParts:
+class UploadParts(UploadWriter):
     """Writes to one upload; see ``UploadFile``, which does the same in a folder.
 
     Args:
@@ -47,9 +48,6 @@ class UploadParts:
         self._digest = hashlib.sha256()
         self._anew = False
         self._whole: StoredObject | None = None  # the object that has all bytes, once their digest is known
-
-    def __enter__(self) -> UploadParts:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

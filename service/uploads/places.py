@@ -7,38 +7,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from service.db import Database
 from service.storage import FileStore, Store
 from service.uploads import repository
+from service.uploads.base import UploadWriter
 from service.uploads.writer import RunningDigests, UploadFile, durable_size, part_files, unwritten
 
 if TYPE_CHECKING:
     from service.storage.bucket import BucketStore
-
-
-class UploadWriter(Protocol):
-    """The writer of one upload, for as long as it is open; ``UploadFile`` tells what each of these does."""
-
-    @property
-    def size_bytes(self) -> int: ...  # noqa: D102
-    @property
-    def own_sha256(self) -> bytes: ...  # noqa: D102
-    def __enter__(self) -> UploadWriter: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None: ...
-    def digest_own(self) -> None: ...  # noqa: D102
-    def begin_anew(self) -> None: ...  # noqa: D102
-    def clear(self) -> None: ...  # noqa: D102
-    def undo(self) -> None: ...  # noqa: D102
-    def keep(self) -> None: ...  # noqa: D102
-    def write(self, *blocks: bytes) -> None: ...  # noqa: D102
-    def sha256(self) -> str: ...  # noqa: D102
-    def store(self, sha256: str) -> None: ...  # noqa: D102
-    def forget(self, sha256: str | None) -> None: ...  # noqa: D102
 
 
 class Leftover(NamedTuple):

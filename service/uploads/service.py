@@ -24,8 +24,9 @@ from service.quotas import service as quotas
 from service.storage import StorageFullError, StoredFile, StoredFileMissingError
 from service.tables import Upload
 from service.uploads import repository
+from service.uploads.base import UploadWriter
 from service.uploads.copying import SizeLimit, copy
-from service.uploads.places import UploadPlace, UploadWriter, place_of
+from service.uploads.places import UploadPlace, place_of
 from service.uploads.schemas import (
     DigestMismatchError,
     UploadBusyError,

@@ -18,6 +18,7 @@ from types import TracebackType
 
 from service.monitoring.declarations import UPLOADED
 from service.storage import FileStore, StorageFullError, file_sha256, sync_folder
+from service.uploads.base import UploadWriter
 from service.uploads.schemas import UploadBusyError
 
 # Digests of uploads that are under way: with them, a file that came in parts need not be read again at its end.
@@ -66,7 +67,7 @@ _ANEW_SUFFIX = ".anew"
 _UNWRITTEN_BYTES = 32 * 1024 * 1024
 
 
-class UploadFile:
+class UploadFile(UploadWriter):
     """The only writer of one upload, for as long as it is open.
 
     Args:
@@ -98,9 +99,6 @@ class UploadFile:
         self._flushed = self._start
         self._whole = hashlib.sha256() if self._start == 0 else self._digests.known(self._lock)
         self._own: hashlib._Hash | None = None
-
-    def __enter__(self) -> UploadFile:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
