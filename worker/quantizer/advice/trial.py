@@ -20,7 +20,7 @@ from worker.quantizer.evaluation.gate import ACCURACY_CLAUSES
 from worker.quantizer.evaluation.metrics import metric_words
 from worker.quantizer.evaluation.side_by_side import KeptOutputs, NhwcSession
 from worker.quantizer.refine.draft import Case, QuantizedDraft
-from worker.quantizer.refine.driver import Scored, is_worse, score_session
+from worker.quantizer.refine.judge import Scored, is_worse, score_session
 from worker.quantizer.report.words import POOR_SQNR_DB
 from worker.quantizer.run.interface import ForwardingRun, Run
 from worker.quantizer.run.services import Services

@@ -29,7 +29,8 @@ from worker.quantizer.modes.float16 import emit_float16, fill_float16, plan_floa
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.preparation.prepare import LOWEST_OPSET
 from worker.quantizer.refine.draft import STATIC, Case, Draft, Filled, Form
-from worker.quantizer.refine.driver import Judge, refine
+from worker.quantizer.refine.driver import refine
+from worker.quantizer.refine.judge import Judge
 from worker.quantizer.refine.step import Step, Toolkit, calibrate
 from worker.quantizer.run.services import Services
 from worker.quantizer.runtime.session import refusals, session_options

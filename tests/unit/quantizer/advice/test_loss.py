@@ -15,7 +15,7 @@ from tests.support.front import make_report
 from worker.quantizer.advice.damage import Damage, Harm, HarmKind, HarmPlace, causes_of, with_blame
 from worker.quantizer.advice.trial import AccuracyLoss, find_loss
 from worker.quantizer.evaluation.certainty import Evidence, PairedFacts
-from worker.quantizer.refine.driver import Scored
+from worker.quantizer.refine.judge import Scored
 
 TOP1 = {"name": "top1", "kind": "top1", "unit": "%", "better": "higher", "samples": 438}
 INTERVAL = {"method": "mcnemar", "samples": 438}

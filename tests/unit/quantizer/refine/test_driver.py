@@ -21,7 +21,8 @@ from tests.unit.quantizer.toolbox import config, data, network, quantize_file, r
 from worker.quantizer.evaluation.compare import layer_distances
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.refine.draft import Draft
-from worker.quantizer.refine.driver import SQNR_WORSE, Judge, refine
+from worker.quantizer.refine.driver import refine
+from worker.quantizer.refine.judge import SQNR_WORSE, Judge
 from worker.quantizer.refine.step import Step, StepResult, Toolkit
 from worker.quantizer.run.checkpoint import CheckpointStore
 from worker.quantizer.search.goal import GoalEvaluator
