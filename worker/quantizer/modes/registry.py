@@ -82,7 +82,7 @@ def _fill_with_data(draft: Draft, case: Case, services: Services) -> Filled:
     config = case.config
     steps = [step_of(algorithm) for algorithm in config.algorithms]
     calibrated = calibrate(draft, case, services, steps, supplied=config.tensor_ranges)
-    judged = any(algorithm.is_judged for algorithm in config.algorithms)
+    judged = any(algorithm.holds_samples_back for algorithm in config.algorithms)
     samples = held_back_samples(case.calibration_samples)
     toolkit = Toolkit(case, services, samples if judged else 0, step_of)
     drafts, outcomes = refine(calibrated, steps, toolkit, Judge(case, services, samples))

@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from service.contracts.algorithms import Algorithm
-from service.contracts.reason import Reason
+from service.contracts.reason import Reason, declare
 from service.contracts.report import AlgorithmFigures, ReconstructionError, Score
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.judge import Judge
 from worker.quantizer.refine.step import Step, StepResult, Toolkit
+
+NO_LOSS = declare("no-loss-left", "the model so far loses nothing that matters on held-back samples", by_design=True)
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Tried:
 
 
 def try_step(step: Step[Any], draft: Draft, toolkit: Toolkit, judge: Judge) -> Tried:
-    """Apply a step, and undo it if it is to be judged and makes the network worse.
+    """Apply a step where it is called for, and undo it if it is to be judged and makes the network worse.
 
     Raises:
         InvalidConfigError: the settings do not fit the model or the data.
@@ -44,6 +46,18 @@ def try_step(step: Step[Any], draft: Draft, toolkit: Toolkit, judge: Judge) -> T
 
 
 def _applied(step: Step[Any], draft: Draft, toolkit: Toolkit, judge: Judge) -> Tried:
+    """What a step makes of a draft, if it is called for there."""
+    if step.spec.when == "always":
+        return _best(step, draft, toolkit, judge)
+    with toolkit.services.stages.stage(f"{step.method} acceptance"):
+        loss = judge.loss(draft)
+    if loss is None:
+        return Tried(draft, StepResult.nothing(NO_LOSS()), kept=False)
+    tried = _best(step, draft, toolkit, judge)
+    return replace(tried, result=replace(tried.result, summary=f"{loss}: {tried.result.summary}"))
+
+
+def _best(step: Step[Any], draft: Draft, toolkit: Toolkit, judge: Judge) -> Tried:
     """What a step makes of a draft; with knobs that are ``auto``, the best of what its variants make of it."""
     variants = step.variants(draft)
     if len(variants) == 1:
@@ -97,10 +111,10 @@ def refine(
         rest = steps[k + 1 :]
         toolkit.services.run.progress(step.method)
         scoped = replace(toolkit, to_come=rest)
-        if rest and step.spec.accept == "if_better_at_end":
+        if rest and step.spec.accept in ("if_better_at_end", "reconsidered"):
             tried = _applied(step, drafts[-1], scoped, judge)
             if tried.kept and tried.result.judged:
-                more, told = _both_ways(step, drafts[-1], tried, rest, toolkit, judge)
+                more, told = _with_rest(step, drafts[-1], tried, rest, toolkit, judge)
                 return [*drafts, *more], [*outcomes, *told]
         else:
             tried = try_step(step, drafts[-1], scoped, judge)
@@ -110,27 +124,37 @@ def refine(
     return drafts, outcomes
 
 
-def _both_ways(
+def _with_rest(
     step: Step[Any], draft: Draft, tried: Tried, rest: Sequence[Step[Any]], toolkit: Toolkit, judge: Judge
 ) -> tuple[list[Draft], list[AlgorithmFigures]]:
-    """All steps behind one, with it and without it.
+    """All steps behind one, with it and without it; one way is enough for ``reconsidered`` if it ends without a loss.
 
     Returns the drafts behind ``draft`` on the way that ends better; what became of the step, and of all others on that
     way.
     """
-    changed, told = refine(tried.draft, rest, toolkit, judge)
     store = toolkit.services.checkpoint.scoped(f"without {step.method}: ")
     apart = replace(toolkit, services=replace(toolkit.services, checkpoint=store))
-    plain, told_of_plain = refine(draft, rest, apart, judge)
-    with toolkit.services.stages.stage(f"{step.method} acceptance"):
-        before, after = judge.score(plain[-1]), judge.score(changed[-1])
-        worse = judge.worse(changed[-1], plain[-1])
-    summary = f"judged with all later steps: {tried.result.summary}"
-    decided = Tried(
-        draft if worse else tried.draft, replace(tried.result, summary=summary), not worse, before, after, worse
-    )
-    outcome = _told(step, decided, toolkit, judge)
-    return (plain[1:], [outcome, *told_of_plain]) if worse else (changed, [outcome, *told])
+
+    def way(kept: bool) -> tuple[list[Draft], list[AlgorithmFigures]]:
+        return refine(tried.draft, rest, toolkit, judge) if kept else refine(draft, rest, apart, judge)
+
+    def decided(before: Draft, after: Draft, words: str) -> Tried:
+        with toolkit.services.stages.stage(f"{step.method} acceptance"):
+            scores, worse = (judge.score(before), judge.score(after)), judge.worse(after, before)
+        result = replace(tried.result, summary=words + tried.result.summary)
+        return Tried(draft if worse else tried.draft, result, not worse, *scores, worse)
+
+    ways, at_once = {}, None
+    if step.spec.accept == "reconsidered":
+        at_once = decided(draft, tried.draft, "")
+        ways[at_once.kept] = way(at_once.kept)
+    if at_once is not None and judge.loss(ways[at_once.kept][0][-1]) is None:
+        fate = at_once
+    else:
+        ways |= {kept: way(kept) for kept in (True, False) if kept not in ways}
+        fate = decided(ways[False][0][-1], ways[True][0][-1], "judged with all later steps: ")
+    drafts, told = ways[fate.kept]
+    return drafts if fate.kept else drafts[1:], [_told(step, fate, toolkit, judge), *told]
 
 
 def _told(step: Step[Any], tried: Tried, toolkit: Toolkit, judge: Judge) -> AlgorithmFigures:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,6 +10,8 @@ from service.contracts.metrics import MetricFacts
 from service.contracts.reason import Reason, declare
 from service.contracts.report import Score
 from worker.quantizer.evaluation.certainty import Evidence, surely_differ
+from worker.quantizer.evaluation.decisions import deciding_outputs
+from worker.quantizer.evaluation.loss import LossEstimate
 from worker.quantizer.evaluation.metrics import Distances, Metrics, metric_words
 from worker.quantizer.evaluation.side_by_side import Expected, MetricMeasurement, side_by_side
 from worker.quantizer.refine.draft import Case, Draft
@@ -32,15 +34,23 @@ class Scored:
 
     score: Score  # without a value of the metric where SQNR alone tells
     evidence: Evidence | None = None  # what the metric rests on; None where SQNR alone tells, or nobody can tell
+    loss: str | None = None  # what is lost, in words; None: nothing that matters, or nobody has asked
 
 
 def score_session(
-    session: Session, expected: Iterable[Expected], metrics: Metrics, run: Run, *, by_metric: bool, part: bool = False
+    session: Session,
+    expected: Iterable[Expected],
+    metrics: Metrics,
+    run: Run,
+    *,
+    by_metric: bool,
+    part: bool = False,
+    classes: Collection[str] | None = None,
 ) -> Scored:
     """SQNR of the worst output in dB, and the first declared metric (else top-1).
 
     With ``by_metric`` the samples have what the metric reads; else SQNR alone tells. With ``part`` they are a part of
-    all samples only.
+    all samples only. With ``classes``, the outputs that hold class scores, it is also told what is lost.
 
     Raises:
         InvalidConfigError: an output or an array does not fit its metric.
@@ -48,15 +58,19 @@ def score_session(
         CanceledError: the run was canceled.
     """
     distances, found = Distances(), MetricMeasurement(metrics, metrics.primary, part=part)
+    estimate = None if classes is None else LossEstimate(classes)
     for twins in side_by_side(session, expected, run):
         distances.update(twins.pairs())
+        if estimate is not None:
+            estimate.update(twins.pairs())
         if by_metric:
             found.update(twins)
     worst = distances.worst_db
     score = Score(sqnr_db=None if worst is None else round(worst, 3), metric=metrics.primary, value=None)
+    loss = None if estimate is None else estimate.words
     if not by_metric:
-        return Scored(score)
-    return Scored(score.model_copy(update={"value": found.value}), found.evidence)
+        return Scored(score, loss=loss)
+    return Scored(score.model_copy(update={"value": found.value}), found.evidence, loss)
 
 
 class Judge:
@@ -79,6 +93,10 @@ class Judge:
         facts = self._metrics.facts(self._metrics.primary)
         return is_worse(new.score, old.score, facts, sure=surely_differ(new.evidence, old.evidence))
 
+    def loss(self, draft: Draft) -> str | None:
+        """What ``draft`` has lost beside the float model, in words; None if nothing that matters."""
+        return self._scored(draft).loss
+
     def _scored(self, draft: Draft) -> Scored:
         for known, found in self._known:
             if known is draft:
@@ -90,6 +108,9 @@ class Judge:
             self._services.run,
             by_metric=self._measurable,
             part=True,
+            classes=deciding_outputs(
+                draft.prepared.model, self._case.config.evaluation, self._case.calibration.summary.labels
+            ),
         )
         self._known = [*self._known[-1:], (draft, measured)]
         return measured
