@@ -156,5 +156,5 @@ def _changed(margins: Array, noise: Array) -> float:
     if not alive.any():
         return 0.0
     ratios = spread[:, None] / noise[None, alive]
-    tails = 0.5 * _ERFC(ratios / math.sqrt(2.0)).astype(np.float64)
+    tails = 0.5 * np.asarray(_ERFC(ratios / math.sqrt(2.0)), np.float64)
     return float(tails.mean() * alive.mean())
