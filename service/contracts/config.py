@@ -87,11 +87,16 @@ def completed(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _spelled_out(data: dict[str, Any], given: Sequence[Any]) -> list[Any]:
-    """The algorithms; what an entry says in short is not to be taken from the preset's entry of its method."""
+    """The algorithms; what an entry says in short is not to be taken from the preset's entry of its method.
+
+    Nor is the condition on it: who names an algorithm asks for it.
+    """
     found = []
     for entry, own in zip(data["algorithms"], given, strict=True):
         if isinstance(entry, dict) and isinstance(own, Mapping) and own.get("combination") is not None:
             entry = {key: value for key, value in entry.items() if key not in ("high", "low") or key in own}
+        if isinstance(entry, dict) and isinstance(own, Mapping) and "when" not in own:
+            entry = {key: value for key, value in entry.items() if key != "when"}
         found.append(with_levels(entry, data.get("activation"), data.get("weight")))
     return found
 

@@ -171,7 +171,7 @@ def _algorithms(config: QuantizationConfig, facts: CostFacts) -> Iterator[tuple[
             judged = held_back_samples(facts.calibration_samples)
             acceptance = 2 * _SESSION_NODE * facts.nodes + judged * facts.sample_seconds * _ACCEPTANCE
             yield f"{algorithm.method} acceptance", ways * acceptance
-        if algorithm.accept == "if_better_at_end":
+        if algorithm.accept in ("if_better_at_end", "reconsidered"):
             ways *= 2
 
 

@@ -68,6 +68,7 @@ from worker.quantizer.runtime.host import cpu_notes
 from worker.quantizer.runtime.providers import find_accelerator
 from worker.quantizer.runtime.session import Session, is_heavy
 from worker.quantizer.sanity.examine import examine
+from worker.quantizer.sanity.functions import with_function_findings
 from worker.quantizer.written.settle import as_written
 
 _MOST_SETTLED = 4  # how often nodes that make NaN or Inf are searched again
@@ -441,6 +442,7 @@ def _fill(original: ir.Model, origin_of: _Origin, case: Case, services: Services
         run.log(cause, "warning")
         preface = draft.plan_log.followed_by(*notes, cause)
         return Quantizing(Filled([replace(draft, plan_log=PlanLog())]), case, services, preface, origin_of)
+    case = with_function_findings(case, prepared, services)
     if config.mode == "static":
         case, told = settle_methods(prepared, plan, case, services)
         notes = [*notes, *told]

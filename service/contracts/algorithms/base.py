@@ -34,19 +34,34 @@ class AlgorithmBase(Contract):
     may_give_integers: ClassVar[bool] = False  # weights may get integer types of it, whatever they have in the config
     modes: ClassVar[tuple[str, ...]] = ("static",)  # of quantization that it is for
 
-    accept: Literal["if_better", "if_better_at_end", "always"] = Field(
+    accept: Literal["if_better", "if_better_at_end", "reconsidered", "always"] = Field(
         default="if_better",
         description=(
             "if_better: undone, with a note in the report, if it makes the model worse on held-out "
             "calibration samples; if_better_at_end: all later steps run with and without it, and the better "
-            "result is kept, which doubles their time; always: kept in any case."
+            "result is kept, which doubles their time; reconsidered: as if_better at first, and as "
+            "if_better_at_end where the model then still loses something (see when); always: kept in any case."
+        ),
+    )
+
+    when: Literal["always", "loss"] = Field(
+        default="always",
+        description=(
+            "loss: run only if the model so far loses something on held-out calibration samples: more than "
+            "0.5 % of its decisions are expected to differ from the float model's, or an output without class "
+            "scores has an SQNR below 26 dB; always: run in any case."
         ),
     )
 
     @property
     def is_judged(self) -> bool:
-        """True if calibration samples are held back for judging it."""
+        """True if it is kept only where it makes the model no worse."""
         return self.accept != "always"
+
+    @property
+    def holds_samples_back(self) -> bool:
+        """True if calibration samples are held back for judging it, or what is there before it."""
+        return self.is_judged or self.when == "loss"
 
     @property
     def open_knobs(self) -> dict[str, tuple[Any, ...]]:

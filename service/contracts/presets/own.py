@@ -11,6 +11,13 @@ _CORRECTED = ({"method": "bias_correction"},)
 _EQUALIZED = ({"method": "cross_layer_equalization"}, {"method": "bias_correction", "mode": "full"})
 _ROUNDED = ({"method": "adaround"},)
 # What a network loses at once says little of what is left behind AdaRound.
+# Equalized and corrected; where that leaves a loss, rounded by reconstruction too, with and without equalization.
+_LADDER = (
+    {"method": "cross_layer_equalization", "accept": "reconsidered"},
+    {"method": "bias_correction", "mode": "full"},
+    {"method": "adaround", "scale_refit": True, "when": "loss"},
+)
+_SMOOTHED_ON_LOSS = ({"method": "smooth_quant", "when": "loss"}, *_CORRECTED)
 _EQUALIZED_AT_END = {"method": "cross_layer_equalization", "accept": "if_better_at_end"}
 _WORDS = {
     "cross_layer_equalization": "cross-layer equalization",
@@ -56,7 +63,9 @@ def _preset(
     name: str, types: str, purpose: str, algorithms: tuple[dict[str, Any], ...] = (), **settings: Any
 ) -> Preset:
     """A preset that says what it does: ``types`` and calibration, then its algorithms, and whom it is for."""
-    steps = "".join(f", {_WORDS[algorithm['method']]}" for algorithm in algorithms)
+    steps = "".join(
+        f", {_WORDS[step['method']]}{' where accuracy is lost' if 'when' in step else ''}" for step in algorithms
+    )
     return Preset(
         name=name,
         description=f"{types}{steps}: {purpose}.",
@@ -76,7 +85,7 @@ OWN_PRESETS = (
         "int8",
         "uint8 activations, int8 weights per channel, MinMax",
         "the default for CPUs",
-        _CORRECTED,
+        _SMOOTHED_ON_LOSS,
         activation=_UINT8,
         weight=_PER_CHANNEL,
     ),
@@ -140,7 +149,7 @@ OWN_PRESETS = (
         "npu_int8",
         "AMD NPU: int8, power-of-two scales, one per tensor, calibration chosen by trial",
         "for CNNs and transformers",
-        _EQUALIZED,
+        _LADDER,
         **_NPU,
     ),
     _preset(

@@ -109,6 +109,11 @@ class Fidelity(Contract):
         description="Top-1 agreement: share of samples with the same top class, in percent; of the first output. "
         "Null where that has no class scores."
     )
+    loss: str | None = Field(
+        default=None,
+        description="What is lost, estimated without labels: more than 0.5 % of decisions, or less than 26 dB of SQNR "
+        "in an output without class scores; null if nothing is.",
+    )
     sqnr_interval_db: Interval | None = Field(default=None, description="Of ``sqnr_db``.")
     top1_agreement_interval: Interval | None = Field(default=None, description="Of ``top1_agreement``.")
     samples: int

@@ -26,6 +26,16 @@ def test_the_solver_alone_can_be_changed() -> None:
         assert any("solver gradient" in note for note in PRESETS[name.lower()].notes)
 
 
+@each(("preset", "method"), [("int8", "smooth_quant"), ("npu_int8", "adaround")])
+def test_a_step_of_a_preset_that_waits_for_a_loss_runs_always_where_a_config_names_it(preset: str, method: str) -> None:
+    def conditions(config: QuantizationConfig) -> list[str]:
+        return [algorithm.when for algorithm in config.algorithms if algorithm.method == method]
+
+    waiting = parse_config({"preset": preset})
+    assert conditions(waiting) == conditions(parse_config(waiting.model_dump(mode="json"))) == ["loss"]
+    assert conditions(parse_config({"preset": preset, "algorithms": [{"method": method}]})) == ["always"]
+
+
 RANGELESS = {
     name
     for name, preset in PRESETS.items()

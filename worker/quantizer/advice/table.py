@@ -63,7 +63,9 @@ def _equalize(document: Document, setting: AdviceContext) -> Document | None:
     kept = _without(document, "cross_layer_equalization")
     if "activation" not in setting.damage.outliers:
         kept = [entry for entry in kept if entry != _OUTLIERS]  # advised before: equalization balances weights
-    made = _in_order([{"method": "cross_layer_equalization"}, *kept])
+    listed = (entry for entry in _listed(document) if entry["method"] == "cross_layer_equalization")
+    judged = {key: value for key, value in next(listed, {}).items() if key == "accept"}
+    made = _in_order([{"method": "cross_layer_equalization", **judged}, *kept])
     return _corrected({**document, "algorithms": made}) or {**document, "algorithms": made}
 
 

@@ -16,11 +16,12 @@ from service.contracts.report import AdviceFigure, GateClause, MetricFigures, Re
 from service.contracts.report.figures import SANITY
 from worker.quantizer.evaluation.certainty import surely_differ
 from worker.quantizer.evaluation.collapse import SQNR
+from worker.quantizer.evaluation.decisions import deciding_outputs
 from worker.quantizer.evaluation.gate import ACCURACY_CLAUSES
 from worker.quantizer.evaluation.metrics import metric_words
 from worker.quantizer.evaluation.side_by_side import KeptOutputs, NhwcSession
 from worker.quantizer.refine.draft import Case, QuantizedDraft
-from worker.quantizer.refine.driver import Scored, is_worse, score_session
+from worker.quantizer.refine.judge import Scored, is_worse, score_session
 from worker.quantizer.report.words import POOR_SQNR_DB
 from worker.quantizer.run.interface import ForwardingRun, Run
 from worker.quantizer.run.services import Services
@@ -28,8 +29,6 @@ from worker.quantizer.search.trials import ModelBuilder, OutOfTimeError, TimedRu
 
 # Whether a report tells of lost accuracy, and by which figure: where it does not, advice costs nothing.
 
-# From here on no one looks for more.
-_FINE_SQNR_DB = 20.0
 # A loss that matters: in points of a share, or as a part of the float model's value.
 _POINTS, _PART = 1.0, 0.02
 
@@ -82,12 +81,13 @@ class AccuracyLoss:
         sign = 1.0 if self.facts.better == "higher" else -1.0
         return (-1e9 if score.value is None else sign * score.value), sqnr_db
 
-    def is_mended(self, score: Score) -> bool:
+    def is_mended(self, found: Scored) -> bool:
         """True if nothing is left to look for."""
+        score = found.score
         if not all(self._holds(clause, score) for clause in self.broken):
             return False
         if self.reference is None:
-            return score.sqnr_db is not None and score.sqnr_db >= _FINE_SQNR_DB
+            return score.sqnr_db is not None and found.loss is None
         gap = self._gap(score)
         return gap is not None and gap < _least(self.reference, self.facts.unit)
 
@@ -139,7 +139,8 @@ def find_loss(report: Report, spec: EvaluationSpec) -> AccuracyLoss | None:
         score = Score(sqnr_db=fidelity.sqnr_db, metric=spec.primary, value=None)
         if fidelity.sqnr_db is None:
             return None
-        suffered, words = fidelity.sqnr_db < POOR_SQNR_DB, f"SQNR {fidelity.sqnr_db:.1f} dB"
+        suffered = fidelity.loss is not None or fidelity.sqnr_db < POOR_SQNR_DB
+        words = fidelity.loss or f"SQNR {fidelity.sqnr_db:.1f} dB"
     if gate is None and not suffered:
         return None
     return AccuracyLoss(f"{gate}: {words}" if gate else words, score, told, facts, spec, samples, broken)
@@ -300,7 +301,7 @@ class ConfigTrials:
             rule, where = min(broken)
             return AdviceTrial(figure, score, False, f"target rule {rule} cannot be met with it at {where}")
         helped = loss.helped(found, before)
-        self._mended = helped and loss.is_mended(score)
+        self._mended = helped and loss.is_mended(found)
         return AdviceTrial(figure, score, helped, None if helped else "did not help")
 
     @cached_property
@@ -313,7 +314,10 @@ class ConfigTrials:
         nhwc = () if made.plan.is_empty else made.prepared.nhwc_inputs
         session = NhwcSession(made.content.runnable, nhwc, threads=self._services.threads, what="quantized model")
         run, by_metric = self._timed, self._loss.by_metric
-        return score_session(session, self._expected.batches(run), self._case.metrics, run, by_metric=by_metric)
+        case, model = self._case, made.prepared.model
+        classes = deciding_outputs(model, case.config.evaluation, case.measured_on.summary.labels)
+        expected = self._expected.batches(run)
+        return score_session(session, expected, case.metrics, run, by_metric=by_metric, classes=classes)
 
 
 def _expected_seconds(stages: Sequence[StageFigures], cost: float) -> float:

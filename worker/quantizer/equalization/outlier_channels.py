@@ -22,7 +22,7 @@ from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.preparation.affine import replace_constant
 from worker.quantizer.refine.channels import Outliers, find_outliers
 from worker.quantizer.refine.draft import Draft
-from worker.quantizer.refine.driver import SQNR_WORSE, Judge
+from worker.quantizer.refine.judge import SQNR_WORSE, Judge
 from worker.quantizer.refine.step import Step, StepResult, Toolkit
 
 # Several channels of a part of the value each in the place of one.

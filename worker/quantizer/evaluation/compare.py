@@ -15,6 +15,7 @@ from worker.quantizer.data import SampleBatch
 from worker.quantizer.evaluation.certainty import interval_of
 from worker.quantizer.evaluation.contributions import DenseSums
 from worker.quantizer.evaluation.decisions import OutputDecisions, metric_columns
+from worker.quantizer.evaluation.loss import LossEstimate
 from worker.quantizer.evaluation.metrics import AgreementRate, Distance, Distances, Metrics, MetricSet
 from worker.quantizer.evaluation.metrics.distances import power_sums, sqnr_of
 from worker.quantizer.evaluation.side_by_side import FloatReference, Source, side_by_side
@@ -59,7 +60,7 @@ class ModelComparison:
 
     float_set: MetricSet  # the metrics of the float model
     quantized_set: MetricSet  # those of its twin
-    fidelity: Fidelity  # distance of the outputs
+    fidelity: Fidelity  # distance of the outputs, and what is lost
     labels_used: bool  # False if no metric is declared and the first output classifies nothing
     non_finite: tuple[str, ...] = ()  # outputs of the float model that hold NaN or Inf
     # of the outputs that give one class per sample, by name: the first, and those of shares of samples
@@ -105,6 +106,7 @@ def compare(
     run: Run,
     stage: str = "evaluation",
     classes: Collection[str] | None = None,
+    deciding: Collection[str] | None = None,
     on_poor: Callable[[], None] | None = None,
 ) -> ModelComparison:
     """Feed every sample to both models.
@@ -118,6 +120,7 @@ def compare(
         stage: its name there.
         classes: outputs of floats that hold class scores (``class_outputs``), as the first one does that labels fit;
             None: those whose shape allows it.
+        deciding: outputs whose loss is told by their decisions (``deciding_outputs``); None: no loss is told.
         on_poor: called once, early on, if the models' first outputs turn out to be far apart.
 
     Raises:
@@ -134,6 +137,7 @@ def compare(
     decided = {name: OutputDecisions() for name in labels}
     confidence = metrics.spec.gate.confidence or DEFAULT_CONFIDENCE
     total = reference.data.samples if limit is None else min(limit, reference.data.samples)
+    estimate = None if deciding is None else LossEstimate(deciding)
     run.progress(stage, 0, total, "samples")
     done, looked_at = 0, _FIRST_LOOK_SAMPLES
     expected = reference.outputs(run, batch_size=_EVALUATION_BATCH, last=limit, arrays=metrics.arrays)
@@ -142,6 +146,8 @@ def compare(
             _update(figures[name], name, one, other, twins.batch)
             if name in decided:
                 decided[name].update(one, other, _labels(twins.batch, labels[name]))
+        if estimate is not None:
+            estimate.update(twins.pairs())
         float_set.update(twins.batch, twins.expected)
         quantized_set.update(twins.batch, twins.got, twins.expected)
         done += twins.batch.valid
@@ -160,7 +166,9 @@ def compare(
     return ModelComparison(
         float_set,
         quantized_set,
-        fidelity=_fidelity(figures, done, reference.source, confidence),
+        fidelity=_fidelity(figures, done, reference.source, confidence).model_copy(
+            update={"loss": None if estimate is None else estimate.words}
+        ),
         labels_used=labels_used,
         non_finite=tuple(name for name, found in figures.items() if found.distance.is_undefined),
         decisions=decided,

@@ -238,6 +238,13 @@ def class_outputs(model: ir.Model, spec: EvaluationSpec, labels: LabelSummary | 
     return frozenset(found)
 
 
+def deciding_outputs(model: ir.Model, spec: EvaluationSpec, labels: LabelSummary | None) -> frozenset[str]:
+    """The same, and the first output where the labels are class numbers and no metric is declared."""
+    fitted = labels is not None and labels.are_classes and not spec.metrics
+    names = {value.name or "" for value in model.graph.outputs[:1]} if fitted else set()
+    return class_outputs(model, spec, labels) | names
+
+
 def _declared(spec: EvaluationSpec, names: list[str]) -> dict[str, bool]:
     """What the config says of outputs."""
     declared: dict[str, bool] = {}

@@ -83,6 +83,8 @@ class NodeFacts:
     op_types: Mapping[str, str] = field(default_factory=dict)
     # nodes that compute something inside the node before them: no Q/DQ pair stands between the two
     simulated: frozenset[str] = frozenset()
+    # nodes that compute another function than the float model: its operator, without attributes, of the same inputs
+    stand_ins: Mapping[str, str] = field(default_factory=dict)
     # nodes that an algorithm has put in and that are to compute in float, and why
     kept_float: Mapping[str, Reason] = field(default_factory=dict)
     smoothed: frozenset[str] = frozenset()  # consumers whose input SmoothQuant has dealt with
@@ -95,6 +97,10 @@ class NodeFacts:
     def with_simulated(self, names: Collection[str]) -> NodeFacts:
         """These facts and more nodes that belong to those before them."""
         return replace(self, simulated=self.simulated | set(names))
+
+    def with_stand_ins(self, operators: Mapping[str, str]) -> NodeFacts:
+        """These facts and more nodes that stand for another function."""
+        return replace(self, stand_ins={**self.stand_ins, **operators})
 
     def with_kept_float(self, reasons: Mapping[str, Reason]) -> NodeFacts:
         """These facts and more nodes that stay in float."""

@@ -264,7 +264,8 @@ class Frontier:
     def __init__(self, prepared: Prepared, plan: QuantizationPlan, feed: Feed) -> None:
         self.plan = plan
         self.feed = feed
-        self._pieces = PieceMaker(prepared.model, threads=feed.threads, device=feed.device)
+        originals = prepared.facts.stand_ins
+        self._pieces = PieceMaker(prepared.model, threads=feed.threads, device=feed.device, originals=originals)
         self._inputs = {value.name for value in prepared.graph.inputs}
         self._store = Store(feed.limits)
         self.parts: list[Part] = []

@@ -123,11 +123,21 @@ class Piece:
 class PieceMaker:
     """Makes pieces of one prepared network; ``values`` are its tensors by name.
 
-    With ``arena`` sessions keep their memory between runs; see ``Session``.
+    With ``arena`` sessions keep their memory between runs; see ``Session``. ``originals`` are operators that float
+    pieces compute in the place of those of the network, by node (``NodeFacts.stand_ins``).
     """
 
-    def __init__(self, model: ir.Model, *, threads: int, device: str = "cpu", arena: bool = True) -> None:
+    def __init__(
+        self,
+        model: ir.Model,
+        *,
+        threads: int,
+        device: str = "cpu",
+        arena: bool = True,
+        originals: Mapping[str, str] | None = None,
+    ) -> None:
         self._model = model
+        self._originals = originals or {}
         self._threads = threads
         self._settings = SessionSettings(device=device, arena=arena)
         graph = model.graph
@@ -142,7 +152,12 @@ class PieceMaker:
         replaced: Mapping[str, np.ndarray] | None = None,
     ) -> Piece:
         """The nodes of the float network; ``replaced`` are other values for some of its constants."""
-        session = self._session(serialized(self._proto(nodes, reads, makes, replaced or {})), "float layers")
+        proto = self._proto(nodes, reads, makes, replaced or {})
+        for node in proto.graph.node:
+            if node.name in self._originals:
+                node.op_type = self._originals[node.name]
+                del node.attribute[:]
+        session = self._session(serialized(proto), "float layers")
         return Piece(session, dict(zip(reads, reads, strict=True)), dict(zip(makes, makes, strict=True)), frozenset())
 
     def quantized_piece(

@@ -33,7 +33,7 @@ from worker.quantizer.plan.types import Decision, PlanLog, QuantizationPlan
 from worker.quantizer.preparation.passes.shapes import infer_shapes
 from worker.quantizer.preparation.prepare import Prepared, prepare
 from worker.quantizer.refine.draft import Case
-from worker.quantizer.refine.driver import strays
+from worker.quantizer.refine.strays import strays
 from worker.quantizer.run.services import Services
 from worker.quantizer.runtime.providers import may_have_gpu, providers_of
 

@@ -29,7 +29,8 @@ from worker.quantizer.modes.float16 import emit_float16, fill_float16, plan_floa
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.preparation.prepare import LOWEST_OPSET
 from worker.quantizer.refine.draft import STATIC, Case, Draft, Filled, Form
-from worker.quantizer.refine.driver import Judge, refine
+from worker.quantizer.refine.driver import refine
+from worker.quantizer.refine.judge import Judge
 from worker.quantizer.refine.step import Step, Toolkit, calibrate
 from worker.quantizer.run.services import Services
 from worker.quantizer.runtime.session import refusals, session_options
@@ -81,7 +82,7 @@ def _fill_with_data(draft: Draft, case: Case, services: Services) -> Filled:
     config = case.config
     steps = [step_of(algorithm) for algorithm in config.algorithms]
     calibrated = calibrate(draft, case, services, steps, supplied=config.tensor_ranges)
-    judged = any(algorithm.is_judged for algorithm in config.algorithms)
+    judged = any(algorithm.holds_samples_back for algorithm in config.algorithms)
     samples = held_back_samples(case.calibration_samples)
     toolkit = Toolkit(case, services, samples if judged else 0, step_of)
     drafts, outcomes = refine(calibrated, steps, toolkit, Judge(case, services, samples))

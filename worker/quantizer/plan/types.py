@@ -281,6 +281,8 @@ class RuleContext:
     selection: Selection | None = None
     # takes the names of nodes that a rule of stage GRAPH puts in and that compute something inside the node before them
     simulated: set[str] = field(default_factory=set)
+    # takes, by node, the operator of the same inputs whose place a rule of stage GRAPH gives to another function
+    stand_ins: dict[str, str] = field(default_factory=dict)
 
     def leave_in_float(self, node: ir.Node, reason: Reason, rule: str, why: str) -> Decision:
         """Take a node's role away; what is to be told of that."""

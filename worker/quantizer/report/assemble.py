@@ -14,7 +14,7 @@ from service.contracts.report import GateClause, GpuFigures, Manifest, ModelFigu
 from service.contracts.specs import TensorRange
 from worker.quantizer.evaluation.chance import with_chance
 from worker.quantizer.evaluation.compare import compare
-from worker.quantizer.evaluation.decisions import class_outputs
+from worker.quantizer.evaluation.decisions import class_outputs, deciding_outputs
 from worker.quantizer.evaluation.gate import MeasuredPair, judge, metric_figures, search_clauses
 from worker.quantizer.evaluation.latency import measure_latency
 from worker.quantizer.evaluation.side_by_side import NhwcSession
@@ -103,6 +103,7 @@ def make_report(quantized: QuantizedDraft, case: Case, services: Services) -> As
             metrics=case.metrics,
             run=run,
             classes=class_outputs(quantized.prepared.model, config.evaluation, data.summary.labels),
+            deciding=deciding_outputs(quantized.prepared.model, config.evaluation, data.summary.labels),
             on_poor=foresee_advice,
         )
     with services.stages.stage("layers"):

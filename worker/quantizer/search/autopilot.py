@@ -21,7 +21,8 @@ from service.contracts.errors import InvalidConfigError, NotDifferentiableError,
 from service.contracts.search import Search, TrialFigures
 from worker.quantizer.evaluation.certainty import Evidence, surely_differ
 from worker.quantizer.refine.draft import Draft
-from worker.quantizer.refine.driver import Judge, try_step
+from worker.quantizer.refine.driver import try_step
+from worker.quantizer.refine.judge import Judge
 from worker.quantizer.refine.step import Step, StepResult, Toolkit
 from worker.quantizer.search.goal import GoalEvaluator, output_place
 from worker.quantizer.search.mixed_precision import MixedPrecisionStep

@@ -15,7 +15,8 @@ from service.contracts.selectors import Selector
 from service.contracts.specs import bits_of
 from worker.quantizer.plan.selection import Matcher
 from worker.quantizer.refine.draft import Draft
-from worker.quantizer.refine.driver import Judge, try_step
+from worker.quantizer.refine.driver import try_step
+from worker.quantizer.refine.judge import Judge
 from worker.quantizer.refine.step import Step, StepResult, Toolkit
 from worker.quantizer.search.goal import GoalEvaluator, GoalMeasurement
 from worker.quantizer.search.levels import NO_LINEAR_NODE, Assigner, QuantizedLayer, find_layers

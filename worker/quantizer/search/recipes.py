@@ -19,7 +19,8 @@ from service.contracts.specs import PercentileCalibration, is_integer
 from worker.quantizer.graph.serialized import to_bytes
 from worker.quantizer.ops.linear import CONVOLUTIONS, MATRIX_PRODUCTS
 from worker.quantizer.refine.draft import Draft
-from worker.quantizer.refine.driver import Judge, try_step
+from worker.quantizer.refine.driver import try_step
+from worker.quantizer.refine.judge import Judge
 from worker.quantizer.refine.step import Step, Toolkit, calibrate
 from worker.quantizer.run.services import ExtraFile
 from worker.quantizer.search.goal import GoalEvaluator, GoalMeasurement

@@ -23,7 +23,7 @@ from worker.quantizer.graph.values import is_float32, name_of, node_name
 from worker.quantizer.plan.types import Role
 from worker.quantizer.preparation.layout import TO_NHWC
 from worker.quantizer.refine.draft import STATIC, Differs, Draft, Filled, QuantizedDraft
-from worker.quantizer.refine.driver import spread
+from worker.quantizer.refine.strays import spread
 from worker.quantizer.runtime.faults import cleaned
 from worker.quantizer.runtime.host import may_saturate
 from worker.quantizer.sanity.decisions import RUNTIME_DIFFERS

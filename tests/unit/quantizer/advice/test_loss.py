@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from tests.support.front import make_report
 from worker.quantizer.advice.damage import Damage, Harm, HarmKind, HarmPlace, causes_of, with_blame
 from worker.quantizer.advice.trial import AccuracyLoss, find_loss
 from worker.quantizer.evaluation.certainty import Evidence, PairedFacts
-from worker.quantizer.refine.driver import Scored
+from worker.quantizer.refine.judge import Scored
 
 TOP1 = {"name": "top1", "kind": "top1", "unit": "%", "better": "higher", "samples": 438}
 INTERVAL = {"method": "mcnemar", "samples": 438}
@@ -30,10 +31,11 @@ def report(
     gate: list[dict[str, Any]] | None = None,
     metric: bool = True,
     findings: list[dict[str, Any]] | None = None,
+    lost: str | None = None,
     **figures: Any,
 ) -> Report:
     document = make_report().to_json_dict()
-    document["fidelity"] |= {"sqnr_db": sqnr_db, "samples": 438, "source": source}
+    document["fidelity"] |= {"sqnr_db": sqnr_db, "samples": 438, "source": source, "loss": lost}
     entry = {**TOP1, "float": before, "quantized": after, "drop": round(before - after, 4), **figures}
     document |= {"metrics": [entry] if metric else [], "gate": gate or [], "findings": findings or []}
     return Report.model_validate(document)
@@ -63,6 +65,7 @@ def test_where_a_loss_is_read() -> None:
     # without a metric sqnr tells
     assert found(metric=False, sqnr_db=9.0).name == "sqnr_db"
     assert loss(metric=False, sqnr_db=11.0) is None
+    assert found(metric=False, sqnr_db=18.0, lost="2 % of decisions").words == "2 % of decisions"
     assert loss(metric=False, sqnr_db=2.0, source="random") is None
     # a metric no better than guessing tells nothing
     guessing = {"before": 21.0, "after": 1.0, "chance": 20.0}
@@ -87,13 +90,14 @@ def test_an_interval_decides_where_there_is_one(low: float, lost: bool) -> None:
 
 
 def test_what_mends_a_loss_and_what_helps() -> None:
-    assert found().is_mended(score(85.5).score) and not found().is_mended(score(84.5).score)
+    assert found().is_mended(score(85.5)) and not found().is_mended(score(84.5))
     drop = {"clause": "max_drop", "metric": "top1", "wanted": 0.2, "got": 45.0, "holds": False}
     strict = found(gate=[drop])
-    assert not strict.is_mended(score(85.5).score) and strict.is_mended(score(85.9).score)
-    assert found(metric=False).is_mended(score(None, 21.0).score)
+    assert not strict.is_mended(score(85.5)) and strict.is_mended(score(85.9))
+    assert found(metric=False).is_mended(score(None, 21.0))
+    assert not found(metric=False).is_mended(replace(score(None, 21.0), loss="decisions"))
     clause = {"clause": "min_sqnr_db", "wanted": 40.0, "got": 2.0, "holds": False}
-    assert not found(metric=False, gate=[clause]).is_mended(score(None, 21.0).score)
+    assert not found(metric=False, gate=[clause]).is_mended(score(None, 21.0))
     # help is more than chance in the metric or else a better sqnr
     lost = found()
     before = score(41.0)

@@ -16,7 +16,7 @@ from service.contracts.report import Report, Score
 from tests.unit.quantizer.toolbox import make_model, normal, rng, run_onnx, write_npz
 from worker.quantizer.evaluation.metrics.metric_set import METERS
 from worker.quantizer.pipeline import Result, quantize
-from worker.quantizer.refine.driver import is_worse
+from worker.quantizer.refine.judge import is_worse
 from worker.quantizer.run.interface import SilentRun
 
 NETWORK = (

@@ -14,7 +14,16 @@ import pytest
 
 from service.contracts.errors import CanceledError, ResourceLimitError
 from tests.unit.quantizer.random_networks import RandomNetwork
-from tests.unit.quantizer.toolbox import config, input_infos, make_model, network, normal, quantize_model
+from tests.unit.quantizer.toolbox import (
+    config,
+    input_infos,
+    make_model,
+    network,
+    normal,
+    op_types,
+    prepare_proto,
+    quantize_model,
+)
 from worker.quantizer.data import ArrayDataset
 from worker.quantizer.emit import emit
 from worker.quantizer.graph.serialized import serialized
@@ -61,7 +70,7 @@ def whole_run(prepared: Prepared, plan: QuantizationPlan | None, data: Mapping[s
 def check_walk(model: onnx.ModelProto, data: dict[str, np.ndarray], settings: Any) -> int:
     """Compare every visit with whole runs; returns the number of visits."""
     prepared, plan, _ = quantize_model(model, data, settings)
-    floats, quantized = whole_run(prepared, None, data), whole_run(prepared, plan, data)
+    floats, quantized = whole_run(prepare_proto(model)[0], None, data), whole_run(prepared, plan, data)
     seen = 0
     with Walk(prepared, plan, feed(model, data, limits=StoreLimits())) as walk:
         for visit in walk.visits():
@@ -110,6 +119,21 @@ _OTHER_TYPES = ({"activation": {"dtype": "uint16"}}, {"weight": {"dtype": "int4"
 @pytest.mark.parametrize("settings", [_PER_CHANNEL, _NPU, *_OTHER_TYPES])
 def test_a_network_with_a_branch_is_walked_as_it_runs(settings: dict[str, Any]) -> None:
     assert check_walk(network(), {"x": normal(7, 3, 10, 10)}, config(**settings)) == 3
+
+
+def test_a_replaced_function_is_the_float_model_s_own_in_the_float_network() -> None:
+    model = make_model(
+        "(float[N,3,8,8] x) => (float[N,4,8,8] y) { t = Conv(x, w) s = Sigmoid(t) m = Mul(t, s) y = Conv(m, v) }",
+        {"w": normal(4, 3, 1, 1), "v": normal(4, 4, 1, 1)},
+    )
+    data = {"x": normal(5, 3, 8, 8)}
+    floats = whole_run(prepare_proto(model)[0], None, data)
+    prepared, plan, emitted = quantize_model(model, data, config(**_NPU))
+    assert "HardSigmoid" in op_types(emitted)
+    with Walk(prepared, plan, feed(model, data)) as walk:
+        for visit in walk.visits():
+            x = np.concatenate([visit.x(part) for part in visit.parts])
+            np.testing.assert_allclose(x, floats[visit.input], rtol=1e-3, atol=1e-4)
 
 
 def test_an_edit_is_in_the_inputs_of_the_nodes_behind_it_and_in_the_outputs() -> None:

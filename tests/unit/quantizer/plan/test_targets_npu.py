@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.contracts.config import parse_config
+from tests.support.each import each
 from tests.support.npu_checker import check_npu_model
 from tests.unit.quantizer.random_networks import RandomNetwork
 from tests.unit.quantizer.toolbox import (
@@ -21,6 +24,7 @@ from tests.unit.quantizer.toolbox import (
     op_types,
     plan_for,
     prepare_proto,
+    quantize_file,
     quantize_model,
     run_onnx,
     sqnr_db,
@@ -155,6 +159,15 @@ def test_sigmoid_is_replaced_and_reported() -> None:
     assert "HardSigmoid" in op_types(emitted) and "Sigmoid" not in op_types(emitted)
     assert where(plan_log, "sigmoid_to_hard_sigmoid") == where(plan_log, "dpu_hard_sigmoid") == {"gate"}
     assert not left(plan)
+
+
+@pytest.mark.slow
+@each(("text", "code"), [(GATED, "functions-replaced"), (GATED.replace("[gate] s = Sigmoid", "s = Relu"), "")])
+def test_what_a_replaced_function_costs_is_found(text: str, code: str, tmp_path: Path) -> None:
+    settings = parse_config({"preset": "npu_int8", "algorithms": [], "evaluation": {"latency_runs": 1}})
+    report = quantize_file(tmp_path, make_model(text, {**CONV, "w2": normal(4, 4, 3, 3)}), IMAGES, settings).report
+    codes = [found.code for found in report.findings if found.code.startswith("functions-replaced")]
+    assert [found[: len(code)] for found in codes] == ([code] if code else [])
 
 
 @pytest.mark.parametrize(

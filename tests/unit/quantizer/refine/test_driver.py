@@ -21,7 +21,8 @@ from tests.unit.quantizer.toolbox import config, data, network, quantize_file, r
 from worker.quantizer.evaluation.compare import layer_distances
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.refine.draft import Draft
-from worker.quantizer.refine.driver import SQNR_WORSE, Judge, refine
+from worker.quantizer.refine.driver import NO_LOSS, refine
+from worker.quantizer.refine.judge import SQNR_WORSE, Judge
 from worker.quantizer.refine.step import Step, StepResult, Toolkit
 from worker.quantizer.run.checkpoint import CheckpointStore
 from worker.quantizer.search.goal import GoalEvaluator
@@ -106,6 +107,48 @@ def test_what_is_judged_at_the_end_is_judged_by_what_the_others_make_of_it(
     assert judge.worse(drafts[-1], plain[-1]) is None
     if behind:
         assert outcomes[0].summary.endswith("judged with all later steps: spoiled")
+
+
+class JudgeOfSpoiled(Judge):
+    def loss(self, draft: Draft) -> str | None:
+        return "all is lost" if is_spoiled(draft) else None
+
+
+@each(("before", "runs"), [(Spoiler, True), (None, False)])
+def test_what_runs_on_a_loss_is_skipped_where_there_is_none(before: type[Spoiler] | None, runs: bool) -> None:
+    draft, toolkit = toolkit_for(chain_of_convolutions(2))
+    first = [before(BiasCorrection(accept="always"))] if before else []
+    steps = [*first, Repairer(BiasCorrection(accept="always", when="loss"))]
+    _, outcomes = refine(draft, steps, toolkit, JudgeOfSpoiled(toolkit.case, toolkit.services, 8))
+    last = outcomes[-1]
+    assert last.kept == runs
+    assert (last.summary, last.reason_code) == (
+        ("all is lost: repaired", None) if runs else (NO_LOSS().words, NO_LOSS.code)
+    )
+
+
+@each(
+    ("behind", "kept", "walked"),
+    [([], False, 1), ([Spoiler], True, 2), ([Willful, Repairer, Repairer], True, 2)],
+)
+def test_what_is_reconsidered_goes_both_ways_only_where_the_first_ends_in_a_loss(
+    behind: list[type[Spoiler]], kept: bool, walked: int
+) -> None:
+    draft, toolkit = toolkit_for(chain_of_convolutions(2))
+    ways = []
+
+    class Counting(Step[BiasCorrection]):
+        def apply(self, draft: Draft, toolkit: Toolkit) -> StepResult:
+            ways.append(is_spoiled(draft))
+            return StepResult.nothing(NO_LOSS())
+
+    always = BiasCorrection(accept="always")
+    steps = [Spoiler(BiasCorrection(accept="reconsidered")), Counting(always), *(kind(always) for kind in behind)]
+    drafts, outcomes = refine(draft, steps, toolkit, JudgeOfSpoiled(toolkit.case, toolkit.services, 8))
+    assert len(ways) == walked
+    assert outcomes[0].kept == kept
+    assert outcomes[0].before is not None
+    assert len(drafts) == 1 + sum(outcome.kept for outcome in outcomes)
 
 
 def rounded_by(choice: object) -> tuple[list[Draft], str]:

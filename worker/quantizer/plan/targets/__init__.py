@@ -36,7 +36,7 @@ def edit_graph(prepared: Prepared, config: QuantizationConfig) -> list[Decision]
     selection = Selection(config, Matcher(prepared.graph, prepared.op_types))
     context = RuleContext(prepared.graph, QuantizationPlan(), config, PlanLog(), selection)
     made = TARGETS[config.target].run(Stage.GRAPH, context)
-    prepared.facts = prepared.facts.with_simulated(context.simulated)
+    prepared.facts = prepared.facts.with_simulated(context.simulated).with_stand_ins(context.stand_ins)
     return made
 
 

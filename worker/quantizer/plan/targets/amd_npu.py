@@ -57,6 +57,7 @@ def sigmoid_to_hard_sigmoid(context: RuleContext) -> Iterator[Decision]:
         if node in heads:  # a HardSigmoid would make most scores 0, and nothing comes after that the CPU would delay
             continue
         _replace_by(node, "HardSigmoid", [node.inputs[0]], alpha=_SIXTH, beta=0.5)
+        context.stand_ins[node_name(node)] = "Sigmoid"
         why = "the NPU has no Sigmoid; the two differ by up to 0.07"
         yield Decision("sigmoid_to_hard_sigmoid", node_name(node), "Sigmoid -> HardSigmoid", why)
 

@@ -1,0 +1,59 @@
+"""What is lost is told from few samples: against counts over many, and by what must not change the answer."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.unit.quantizer.toolbox import rng
+from worker.quantizer.evaluation.loss import LossEstimate
+
+
+def changed(scores: np.ndarray, twins: np.ndarray) -> float:
+    estimate = LossEstimate({"y"})
+    estimate.update([("y", scores, twins)])
+    return estimate.figures["y"]
+
+
+def softmax(scores: np.ndarray) -> np.ndarray:
+    found: np.ndarray = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+    return found
+
+
+@pytest.mark.parametrize(("classes", "noise"), [(2, 0.1), (10, 0.05), (10, 0.3), (100, 0.1)])
+def test_twenty_samples_tell_better_what_thousands_would_count_than_a_count_of_them(classes: int, noise: float) -> None:
+    numbers = rng(classes)
+    scores = numbers.standard_normal((20_000, classes)) * 3.0
+    twins = scores + noise * numbers.standard_normal(scores.shape)
+    other = scores.argmax(axis=1) != twins.argmax(axis=1)
+    truth = 100.0 * other.mean()
+    few = [slice(k, k + 20) for k in range(0, 4000, 20)]
+    told = np.array([changed(scores[part], twins[part]) for part in few])
+    counted = np.array([100.0 * other[part].mean() for part in few])
+    assert 0.7 * truth < told.mean() < 1.4 * truth
+    assert np.abs(told - truth).mean() < 0.7 * np.abs(counted - truth).mean()
+
+
+def test_what_changes_no_decision_is_no_loss_and_what_gives_no_number_is() -> None:
+    scores = rng(1).standard_normal((16, 10)) * 3.0
+    twins = scores + 0.2 * rng(2).standard_normal(scores.shape)
+    told = changed(scores, twins)
+    assert changed(scores, 0.8 * twins + 5.0) == pytest.approx(told)
+    assert changed(softmax(scores), softmax(twins)) == pytest.approx(told, rel=0.05)
+    assert changed(scores, 0.9 * scores) == pytest.approx(0.0)
+    assert changed(scores, -scores) == changed(scores, np.full_like(scores, np.nan)) == 100.0
+
+
+def test_the_worst_output_is_named_by_its_kind() -> None:
+    values = rng().standard_normal((8, 6))
+    fine, poor = values + 1e-4, values + 0.2 * rng(1).standard_normal(values.shape)
+    for name, twin, words in (("y", poor, "decisions at output 'y'"), ("z", poor, "SQNR of output 'z'")):
+        estimate = LossEstimate({"y"})
+        estimate.update([(other, values, twin if other == name else fine) for other in ("y", "z")])
+        assert estimate.words is not None
+        assert words in estimate.words
+    estimate = LossEstimate({"y"})
+    estimate.update([("y", values, fine), ("z", values, fine), ("n", np.arange(8), np.arange(8))])
+    assert estimate.words is None
+    estimate.update([("n", np.arange(8), np.arange(8)[::-1])])
+    assert estimate.words is not None

@@ -1,0 +1,160 @@
+"""Whether a quantized model has lost anything that matters, told without labels from few samples.
+
+Class scores: the share of samples that are expected to be decided otherwise than by the float model. With m the float
+model's margin between its best two classes and s the standard deviation of the noise of a difference of two scores, a
+sample changes its decision with probability Phi(-m / s). Margins of all samples meet the noise of all samples; the
+smallest fifth of the margins count as spread evenly between 0 and the largest of them. So the estimate rests on every
+score of every sample, where a count of changed decisions rests on the few that have changed: 20 samples tell 1 percent
+from 4. A factor common to all scores changes no decision and is no noise. Probabilities are compared by their
+logarithms, as they come from differences of scores.
+
+Other floats: the SQNR. Integers: the share that differ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import numpy as np
+
+from worker.quantizer.evaluation.metrics import Distance
+from worker.quantizer.evaluation.metrics.distances import class_scores
+
+Array = np.ndarray[Any, Any]
+
+# Decisions that change cost at most as many points of accuracy. Calibration samples are often those of the training, of
+# which a model is surer than of others.
+LOST_DECISIONS_PERCENT = 0.5
+# An error of a twentieth of the signal: distances between outputs, and thresholds on them, hold to a few percent.
+LOST_SQNR_DB = 26.0
+# Classes that compete for a decision: the noise of all others says nothing of it.
+_COMPETING = 10
+_ROWS_OF_BATCH, _MOST_ROWS, _ROWS = 128, 8192, 512  # that are taken of a batch, kept, and looked at in the end
+_LEAST_PROBABILITY = 1e-6
+_SUM_TOLERANCE = 1e-2
+_ERFC = np.frompyfunc(math.erfc, 1, 1)
+# The share of margins that count as spread evenly, at least so many.
+_SMALLEST, _FEWEST = 0.2, 4
+
+
+class DecisionNoise:
+    """The noise of one output of class scores, beside the margins of the float model."""
+
+    def __init__(self) -> None:
+        self._pairs: list[Array] = []  # scores of the competing classes, float64 [2, rows, classes]: float, other
+        self._count, self._every = 0, 1
+        self._is_finite = True
+
+    def update(self, expected: Array, got: Array) -> None:
+        """Take in one batch of scores [..., classes]; [n, classes, height, width] for maps."""
+        rows, twins = _rows(expected)[:: self._every], _rows(got)[:: self._every]
+        self._is_finite &= bool(np.isfinite(twins).all())
+        place = min(_COMPETING, rows.shape[1]) - 1
+        best = np.argpartition(-rows, place, axis=1)[:, : place + 1]
+        pair = np.stack([np.take_along_axis(scores, best, axis=1) for scores in (rows, twins)]).astype(np.float64)
+        if _are_probabilities(rows):
+            pair = np.log(np.maximum(pair, _LEAST_PROBABILITY))
+        self._pairs.append(pair)
+        self._count += len(rows)
+        if self._count > _MOST_ROWS:
+            self._pairs = [np.concatenate(self._pairs, axis=1)[:, ::2]]
+            self._count, self._every = self._pairs[0].shape[1], 2 * self._every
+
+    @property
+    def changed_percent(self) -> float:
+        """Expected share of other decisions."""
+        if not self._is_finite:
+            return 100.0
+        pair = np.concatenate(self._pairs, axis=1)
+        rows, twins = _centered(pair[:, :: math.ceil(pair.shape[1] / _ROWS)])
+        power = float(np.square(rows).sum())
+        gain = float((rows * twins).sum()) / power if power else 0.0
+        if gain <= 0.0:
+            return 100.0
+        noise = np.square(twins - gain * rows).sum(axis=1) / (rows.shape[1] - 1)
+        ordered = np.sort(rows, axis=1)
+        return 100.0 * _changed(gain * (ordered[:, -1] - ordered[:, -2]), np.sqrt(2.0 * noise))
+
+
+class LossEstimate:
+    """What is lost in any output of a model.
+
+    Args:
+        classes: names of the outputs that hold class scores.
+    """
+
+    def __init__(self, classes: Collection[str]) -> None:
+        self._classes = frozenset(classes)
+        self._decisions: dict[str, DecisionNoise] = {}
+        self._distances: dict[str, Distance] = {}
+        self._integers: dict[str, list[float]] = {}
+
+    def update(self, pairs: Iterable[tuple[str, Array, Array]]) -> None:
+        """Take in one batch: name, float and quantized output of the same shape."""
+        for name, one, other in pairs:
+            if one.dtype.kind == "f" and not np.isfinite(one).all():
+                continue  # of what the float model has not got nothing can be lost
+            if one.dtype.kind in "iub":
+                self._integers.setdefault(name, []).append(float((one != other).mean()) if one.size else 0.0)
+            elif one.dtype.kind == "f" and name in self._classes and class_scores(one) is not None:
+                self._decisions.setdefault(name, DecisionNoise()).update(one, other)
+            elif one.dtype.kind == "f":
+                self._distances.setdefault(name, Distance()).update(one, other)
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Expected share of other decisions in percent, by output that decides something."""
+        changed = {name: 100.0 * float(np.mean(shares)) for name, shares in self._integers.items()}
+        return changed | {name: found.changed_percent for name, found in self._decisions.items()}
+
+    @property
+    def words(self) -> str | None:
+        """What is lost in the worst output, with its figure; None if nothing is."""
+        changed = self.figures
+        if changed and max(changed.values()) > LOST_DECISIONS_PERCENT:
+            name = max(changed, key=changed.__getitem__)
+            return f"{changed[name]:.1f} % of decisions at output {name!r} are expected to change"
+        for name, found in self._distances.items():
+            if found.is_undefined:
+                return f"output {name!r} is not finite"
+        figures = {name: found.sqnr_db for name, found in self._distances.items()}
+        low = {name: db for name, db in figures.items() if db is not None and db < LOST_SQNR_DB}
+        name = min(low, key=low.__getitem__, default="")
+        return f"SQNR of output {name!r} is {low[name]:.1f} dB" if low else None
+
+
+def _rows(output: Array) -> Array:
+    """Some of its scores, [rows, classes]."""
+    scores = class_scores(output)
+    if scores is None:
+        raise ValueError("an output without classes")
+    if scores.ndim > 3:
+        scores = np.moveaxis(scores, 1, -1)
+    rows: Array = scores.reshape(-1, scores.shape[-1])
+    return rows[:: max(math.ceil(len(rows) / _ROWS_OF_BATCH), 1)]
+
+
+def _are_probabilities(rows: Array) -> bool:
+    return bool((rows >= 0.0).all() and (np.abs(rows.sum(axis=1) - 1.0) < _SUM_TOLERANCE).all())
+
+
+def _centered(rows: Array) -> Array:
+    centered: Array = rows - rows.mean(axis=-1, keepdims=True)
+    return centered
+
+
+def _changed(margins: Array, noise: Array) -> float:
+    """Mean of Phi(-m / s) over all margins m and all noises s."""
+    smallest = min(len(margins), max(_FEWEST, round(_SMALLEST * len(margins))))
+    ordered = np.sort(margins)
+    limit = float(ordered[smallest - 1])
+    even = limit * (np.arange(smallest) + 0.5) / smallest
+    spread = np.concatenate([even, ordered[smallest:]])
+    alive = noise > 0.0
+    if not alive.any():
+        return 0.0
+    ratios = spread[:, None] / noise[None, alive]
+    tails = 0.5 * np.asarray(_ERFC(ratios / math.sqrt(2.0)), np.float64)
+    return float(tails.mean() * alive.mean())

@@ -1,0 +1,148 @@
+"""Judges drafts by calibration samples that no algorithm has learned from."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from service.contracts.metrics import MetricFacts
+from service.contracts.reason import Reason, declare
+from service.contracts.report import Score
+from worker.quantizer.evaluation.certainty import Evidence, surely_differ
+from worker.quantizer.evaluation.decisions import deciding_outputs
+from worker.quantizer.evaluation.loss import LossEstimate
+from worker.quantizer.evaluation.metrics import Distances, Metrics, metric_words
+from worker.quantizer.evaluation.side_by_side import Expected, MetricMeasurement, side_by_side
+from worker.quantizer.refine.draft import Case, Draft
+from worker.quantizer.run.interface import Run
+from worker.quantizer.run.services import Services
+from worker.quantizer.runtime.session import Session
+
+_BATCH = 8
+# Below this the difference of two scores is rounding of the runtime.
+_SAME_DB = 0.005
+METRIC_LOST = declare("metric-lost", "{metric} has no value any more")
+METRIC_WORSE = declare("metric-worse", "the metric got worse")
+NOT_FINITE = declare("outputs-not-finite", "SQNR {before:.2f} dB -> none: the outputs are not finite")
+SQNR_WORSE = declare("sqnr-worse", "SQNR {before:.2f} -> {after:.2f} dB")
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A model on some samples."""
+
+    score: Score  # without a value of the metric where SQNR alone tells
+    evidence: Evidence | None = None  # what the metric rests on; None where SQNR alone tells, or nobody can tell
+    loss: str | None = None  # what is lost, in words; None: nothing that matters, or nobody has asked
+
+
+def score_session(
+    session: Session,
+    expected: Iterable[Expected],
+    metrics: Metrics,
+    run: Run,
+    *,
+    by_metric: bool,
+    part: bool = False,
+    classes: Collection[str] | None = None,
+) -> Scored:
+    """SQNR of the worst output in dB, and the first declared metric (else top-1).
+
+    With ``by_metric`` the samples have what the metric reads; else SQNR alone tells. With ``part`` they are a part of
+    all samples only. With ``classes``, the outputs that hold class scores, it is also told what is lost.
+
+    Raises:
+        InvalidConfigError: an output or an array does not fit its metric.
+        EngineError: the runtime failed.
+        CanceledError: the run was canceled.
+    """
+    distances, found = Distances(), MetricMeasurement(metrics, metrics.primary, part=part)
+    estimate = None if classes is None else LossEstimate(classes)
+    for twins in side_by_side(session, expected, run):
+        distances.update(twins.pairs())
+        if estimate is not None:
+            estimate.update(twins.pairs())
+        if by_metric:
+            found.update(twins)
+    worst = distances.worst_db
+    score = Score(sqnr_db=None if worst is None else round(worst, 3), metric=metrics.primary, value=None)
+    loss = None if estimate is None else estimate.words
+    if not by_metric:
+        return Scored(score, loss=loss)
+    return Scored(score.model_copy(update={"value": found.value}), found.evidence, loss)
+
+
+class Judge:
+    """Runs drafts on the first ``samples`` calibration samples."""
+
+    def __init__(self, case: Case, services: Services, samples: int) -> None:
+        self._case, self._services = case, services
+        self.samples = samples
+        self._metrics = case.metrics
+        self._measurable = case.metrics.fed_by(case.calibration) and case.metrics.judges_parts
+        self._known: list[tuple[Draft, Scored]] = []
+
+    def score(self, draft: Draft) -> Score:
+        """SQNR of the worst output in dB, and the first declared metric (else top-1) where the labels are there."""
+        return self._scored(draft).score
+
+    def worse(self, after: Draft, before: Draft) -> Reason | None:
+        """Why ``after`` is worse than ``before``; None if it is not."""
+        new, old = self._scored(after), self._scored(before)
+        facts = self._metrics.facts(self._metrics.primary)
+        return is_worse(new.score, old.score, facts, sure=surely_differ(new.evidence, old.evidence))
+
+    def loss(self, draft: Draft) -> str | None:
+        """What ``draft`` has lost beside the float model, in words; None if nothing that matters."""
+        return self._scored(draft).loss
+
+    def _scored(self, draft: Draft) -> Scored:
+        for known, found in self._known:
+            if known is draft:
+                return found
+        measured = score_session(
+            draft.session(self._services.threads),
+            self._expected,
+            self._metrics,
+            self._services.run,
+            by_metric=self._measurable,
+            part=True,
+            classes=deciding_outputs(
+                draft.prepared.model, self._case.config.evaluation, self._case.calibration.summary.labels
+            ),
+        )
+        self._known = [*self._known[-1:], (draft, measured)]
+        return measured
+
+    @cached_property
+    def _expected(self) -> list[Expected]:
+        case, services = self._case, self._services
+        return list(
+            case.expected_outputs(services.run, batch_size=_BATCH, last=self.samples, with_arrays=self._measurable)
+        )
+
+
+def is_worse(after: Score, before: Score, facts: MetricFacts, *, sure: bool) -> Reason | None:
+    """Why a draft with score ``after`` is worse than one with ``before``; None if it is not.
+
+    The metric decides only where it moves by more than chance would: over few samples a single label more or less means
+    nothing, while SQNR sees every score of every sample.
+
+    With ``sure`` both values of the metric differ by more than chance, sample by sample.
+    """
+    if before.value is not None and after.value is None:
+        return METRIC_LOST(metric=after.metric)
+    if before.value is not None and after.value is not None:
+        gain = after.value - before.value if facts.better == "higher" else before.value - after.value
+        if sure and gain > 0:
+            return None
+        if sure and gain < 0:
+            return METRIC_WORSE.saying(metric_words(after.metric, (before.value, after.value), facts.unit))
+    if before.sqnr_db is None:
+        return None
+    if after.sqnr_db is None:
+        return NOT_FINITE(before=before.sqnr_db)
+    if after.sqnr_db < before.sqnr_db - _SAME_DB:
+        return SQNR_WORSE(before=before.sqnr_db, after=after.sqnr_db)
+    return None
