@@ -19,7 +19,7 @@ from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.preparation.prepare import Prepared
 from worker.quantizer.refine.channels import mark_outliers, mark_silent, watch_outliers, watch_silent
 from worker.quantizer.refine.draft import Case, Draft
-from worker.quantizer.refine.ranges import settle_inputs, settle_methods
+from worker.quantizer.refine.ranges import settle_inputs, settle_methods, watch_levels
 from worker.quantizer.run.services import Services
 from worker.quantizer.statistics.collect import Request
 from worker.quantizer.statistics.observers import Range
@@ -62,7 +62,8 @@ def calibrate(
         }
         for step in steps:
             statistics.setdefault(step.method, []).extend(step.requests(draft))
-        requests = [Request(tensor, observer) for tensor, observer in observers.items()]
+        levels = watch_levels(case, {tensor: sources[tensor] for tensor in observers})
+        requests = [Request(tensor, observer) for tensor, observer in (*observers.items(), *levels.items())]
         requests += [request for of_step in statistics.values() for request in of_step]
         watched = watch_silent(prepared.graph, plan)
         requests += watched.values()
@@ -73,7 +74,7 @@ def calibrate(
     with services.stages.stage("parameters"):
         services.run.progress("parameters")
         found = find_ranges(observers, threads=services.threads)
-        better, notes = settle_inputs(found, sources, case, services)
+        better, notes = settle_inputs(found, sources, case, services, levels)
         plan_log.note(*notes)
         ranges = plan.ranges = given | found | better
         limit, threads = case.config.calibration_samples, services.threads
