@@ -249,11 +249,7 @@ def _tried(
 
 def _activations_alone(plan: QuantizationPlan, calibration: AutoCalibration, chosen: int) -> QuantizationPlan:
     """The plan without weights and biases; whatever else is to be settled takes its first candidate."""
-    alone = plan.copy()
-    alone.weights, alone.biases = {}, {}
-    for node in alone.nodes.values():
-        if node.role in (Role.LOOKUP, Role.STORED):  # of weights there is nothing else to write
-            node.role = None
+    alone = _without_weights(plan)
     _name(alone, calibration, chosen)
     for entry in alone.activations.values():
         if isinstance(entry.spec.calibration, AutoCalibration):
@@ -261,13 +257,35 @@ def _activations_alone(plan: QuantizationPlan, calibration: AutoCalibration, cho
     return alone
 
 
+def _without_weights(plan: QuantizationPlan) -> QuantizationPlan:
+    alone = plan.copy()
+    alone.weights, alone.biases = {}, {}
+    for node in alone.nodes.values():
+        if node.role in (Role.LOOKUP, Role.STORED):  # of weights there is nothing else to write
+            node.role = None
+    return alone
+
+
 def _sqnr_db(
     prepared: Prepared, plan: QuantizationPlan, ranges: dict[str, Range], case: Case, services: Services
 ) -> float:
     better, _ = settle_inputs(ranges, plan.sources(), case, services)
-    fill_activations(prepared.graph, plan, {**ranges, **better})
+    return activations_db(prepared, plan, {**ranges, **better}, case, services)
+
+
+def activations_db(
+    prepared: Prepared, plan: QuantizationPlan, ranges: Mapping[str, Range], case: Case, services: Services
+) -> float:
+    """SQNR in dB of the worst output with nothing but activations quantized, by these ranges; -inf if not finite.
+
+    Raises:
+        EngineError: a tensor has no finite range, or the runtime failed on the data.
+        CanceledError: the run was canceled.
+    """
+    alone = _without_weights(plan)
+    fill_activations(prepared.graph, alone, ranges)
     expected = case.expected_outputs(services.run, batch_size=_TRIAL_BATCH, last=TRIAL_SAMPLES)
-    return _worst_db(Draft(prepared, plan).session(services.threads), expected, services)
+    return _worst_db(Draft(prepared, alone).session(services.threads), expected, services)
 
 
 def _name(plan: QuantizationPlan, calibration: AutoCalibration, chosen: int) -> None:
