@@ -52,7 +52,8 @@ def sources(folder: Path, temporary: Path) -> tuple[DatasetSource, DatasetSource
 
 def measure(folder: Path, config: dict[str, Any]) -> Report:
     """The report of the detector, quantized by a config."""
-    settings = parse_config({**config, "evaluation": {"metrics": list(METRICS), "advice_seconds": 0}})
+    quick = {"advice_seconds": 0, "latency_runs": 1, "layer_samples": 1}
+    settings = parse_config({**config, "evaluation": {"metrics": list(METRICS), **quick}})
     with tempfile.TemporaryDirectory() as temporary:
         calibration, evaluation = sources(folder, Path(temporary))
         return quantize(folder / MODEL, settings, calibration, evaluation, run=SilentRun(), threads=THREADS).report

@@ -94,8 +94,8 @@ Determines the range of each tensor. `tensor_ranges` of an earlier report can re
 Some ranges of integer activations are then refined, and the report notes it:
 
 - An input whose values are multiples of a step, as pixels are, gets a grid that holds all of them, also those that the
-  calibration data misses. If they all lie between two levels, as after `x / 127.5 - 1`, slightly wider ranges are
-  tried. Only with `scale` float32, not symmetric.
+  calibration data misses. If each would be halfway from one level to the next, as after `x / 127.5 - 1`, slightly
+  wider ranges are tried. Only with `scale` float32, not symmetric.
 - A tensor that only an activation function such as SiLU or HardSwish reads gets the range with the least error behind
   the function, if that brings the float model's outputs closer. Not with `non_overflow`.
 """
