@@ -90,6 +90,14 @@ cannot be converted to opset 21 use onnxruntime's own `com.microsoft` operators.
 CALIBRATION = """## Calibration
 
 Determines the range of each tensor. `tensor_ranges` of an earlier report can replace it.
+
+Some ranges of integer activations are then refined, and the report notes it:
+
+- An input whose values are multiples of a step, as pixels are, gets a grid that holds all of them, also those that the
+  calibration data misses. If each would be halfway from one level to the next, as after `x / 127.5 - 1`, slightly
+  wider ranges are tried. Only with `scale` float32, not symmetric.
+- A tensor that only an activation function such as SiLU or HardSwish reads gets the range with the least error behind
+  the function, if that brings the float model's outputs closer. Not with `non_overflow`.
 """
 SELECTORS = """## Selecting nodes
 

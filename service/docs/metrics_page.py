@@ -125,6 +125,16 @@ first output and the dataset's labels.
 Class metrics judge samples, positions of a sequence, or pixels: labels have the output's shape without its class
 axis, or with size 1 there; the output may also contain the class numbers themselves. Numeric targets have the output's
 shape, apart from axes of size 1. Metrics against the float model's output need no labels.
+
+Metrics of detectors read boxes, scores and classes from outputs of their own, or decode one raw output (`decode`); in
+both cases they can do the non-maximum suppression (`nms_overlap`). [Datasets](datasets.md#boxes) shows how true boxes
+are stored. `box_agreement` and `confidence_shift` compare with the float model's boxes, without labels:
+
+```json
+{"evaluation": {"metrics": [{"kind": "map", "boxes": 0, "decode": "yolox", "min_score": 0.01},
+                            {"kind": "box_agreement", "boxes": 0, "decode": "yolox"}],
+                "gate": {"metric": "map", "max_drop": 0.5}}}
+```
 """
 GRAPHS = """## A metric as a Python function
 

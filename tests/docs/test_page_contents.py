@@ -13,6 +13,8 @@ import pytest
 from service.batches.schemas import BatchCreate
 from service.contracts.config import parse_config
 from service.contracts.dataset import ArraySummary, PreprocessingSpec
+from service.contracts.evaluation import EvaluationSpec
+from service.contracts.evaluation_checks import check_evaluation
 from service.contracts.model import TensorInfo
 from service.contracts.presets import PRESETS
 from service.contracts.regression import Clause, LastPass, OfAlias, OfJob, RegressionGate
@@ -43,7 +45,7 @@ def words(page: str, head: str) -> list[str]:
 
 def test_samples_of_different_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (block,) = fenced(DOCS / "datasets.md", "python")
+    block, _ = fenced(DOCS / "datasets.md", "python")
     names: dict[str, list[list[int]]] = {}
     exec(block, names)
     path = tmp_path / "calibration.npz"
@@ -55,6 +57,19 @@ def test_samples_of_different_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyP
         np.testing.assert_array_equal(batch.feeds["input_ids"], [sentence])
         assert batch.labels is not None
         assert batch.labels.tolist() == [label]
+
+
+def test_boxes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    _, block = fenced(DOCS / "datasets.md", "python")
+    exec(block, {})
+    data = open_dataset(tmp_path / "evaluation.npz", PreprocessingSpec())
+    spec = EvaluationSpec.model_validate({"metrics": [{"kind": "map", "boxes": 0, "scores": 1}]})
+    check_evaluation(spec, outputs=None, data=data.summary)
+    (tensor,) = [TensorInfo(name="images", dtype="uint8", shape=(None, 416, 416, 3))]
+    (batch,) = data.batches([tensor], 8, arrays=("boxes", "classes"))
+    assert batch.arrays["classes"].tolist() == [[0, 2], [-1, -1], [1, -1]]
+    assert batch.arrays["boxes"][0, 1].tolist() == [100, 30, 160, 80]
 
 
 @pytest.mark.parametrize("name", ["config", "metrics", "training", "weights"])

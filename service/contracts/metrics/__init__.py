@@ -7,6 +7,13 @@ from typing import Annotated
 from pydantic import Field
 
 from service.contracts.metrics.base import LabelRef, MetricBase, MetricFacts, OutputRef
+from service.contracts.metrics.detection import (
+    BoxAgreement,
+    BoxLabels,
+    ConfidenceShift,
+    DetectionMetric,
+    MeanAveragePrecision,
+)
 from service.contracts.metrics.graph import FunctionMetric, GraphInput, GraphMetric, GraphSource
 from service.contracts.metrics.kinds import (
     F1,
@@ -19,11 +26,9 @@ from service.contracts.metrics.kinds import (
     SQNR,
     AccuracyAtK,
     Agreement,
-    BoxLabels,
     ClassMetric,
     Cosine,
     FidelityMetric,
-    MeanAveragePrecision,
     MeanIoU,
     Pearson,
     PerClassAccuracy,
@@ -47,6 +52,8 @@ Metric = Annotated[
     | Recall
     | MeanIoU
     | MeanAveragePrecision
+    | BoxAgreement
+    | ConfidenceShift
     | RMSE
     | MAE
     | R2
@@ -76,9 +83,12 @@ __all__ = [
     "SQNR",
     "AccuracyAtK",
     "Agreement",
+    "BoxAgreement",
     "BoxLabels",
     "ClassMetric",
+    "ConfidenceShift",
     "Cosine",
+    "DetectionMetric",
     "FidelityMetric",
     "FunctionMetric",
     "GraphInput",

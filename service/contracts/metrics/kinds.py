@@ -1,13 +1,12 @@
-"""Metrics by what they judge: classes, values, detections, sequences."""
+"""Metrics by what they judge: classes, values, sequences."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from service.contracts.base import Contract
-from service.contracts.metrics.base import ArrayName, Labelled, LabelRef, MetricBase, MetricFacts, OfOutput, OutputRef
+from service.contracts.metrics.base import ArrayName, Labelled, LabelRef, MetricFacts, OfOutput, OutputRef
 
 Average = Literal["macro", "micro", "weighted"]
 
@@ -246,68 +245,6 @@ class L2(FidelityMetric):
 
     FACTS: ClassVar[MetricFacts] = MetricFacts("", "lower", against_float=True, ideal=0.0)
     kind: Literal["l2"] = "l2"
-
-
-BoxFormat = Literal["xyxy", "yxyx", "xywh", "cxcywh"]
-_Overlap = Annotated[float, Field(gt=0.0, le=1.0)]
-COCO_OVERLAPS = (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
-
-
-class BoxLabels(Contract):
-    """The arrays with the ground-truth boxes."""
-
-    boxes: ArrayName = Field(default="boxes", description="Array [n, max, 4].")
-    classes: ArrayName = Field(default="classes", description="Integer array [n, max]; negative values are padding.")
-    counts: ArrayName | None = Field(
-        default=None,
-        description="Array [n] with the number of boxes per sample, as an alternative to negative classes.",
-    )
-    box_format: BoxFormat = "xyxy"
-
-
-class MeanAveragePrecision(MetricBase):
-    """COCO average precision: mean over the IoU thresholds and over the classes that occur in the labels. 101-point
-    interpolation, areas of all sizes, no crowds (Lin et al. 2014; AP of pycocotools).
-    """
-
-    kind: Literal["map"] = "map"
-    boxes: OutputRef = Field(description="Output [n, k, 4], after non-maximum suppression.")
-    scores: OutputRef = Field(description="Output [n, k]; or [n, k, class] if there is no class output.")
-    classes: OutputRef | None = Field(default=None, description="Output [n, k] of class indices.")
-    counts: OutputRef | None = Field(default=None, description="Output [n] with the number of valid boxes.")
-    labels: BoxLabels = Field(default_factory=BoxLabels)
-    box_format: BoxFormat = Field(
-        default="xyxy", description="Format of the output boxes: two corners, corner and size, or center and size."
-    )
-    box_scale: tuple[float, float] = Field(
-        default=(1.0, 1.0), description="Factors for x and y that convert the output to the unit of the labels."
-    )
-    class_offset: int = Field(default=0, description="Offset added to the class indices of the output.")
-    min_score: float = Field(default=0.0, description="Boxes with this score or a lower one are ignored.")
-    max_detections: int = Field(
-        default=100, ge=1, le=10_000, description="Maximum number of boxes per sample and class, highest scores first."
-    )
-    overlaps: tuple[_Overlap, ...] = Field(
-        default=COCO_OVERLAPS,
-        min_length=1,
-        max_length=100,
-        description="IoU thresholds; a box with at least this IoU counts as found.",
-    )
-
-    def output_refs(self) -> dict[str, int | str]:
-        """Boxes, scores, and what else there is."""
-        found = {"boxes": self.boxes, "scores": self.scores, "classes": self.classes, "counts": self.counts}
-        return {place: ref for place, ref in found.items() if ref is not None}
-
-    def label_refs(self) -> dict[str, LabelRef]:
-        """Boxes, classes, and their numbers."""
-        found = {
-            "labels/boxes": LabelRef(self.labels.boxes, False),
-            "labels/classes": LabelRef(self.labels.classes, True),
-        }
-        if self.labels.counts is not None:
-            found["labels/counts"] = LabelRef(self.labels.counts, True)
-        return found
 
 
 class WordErrorRate(Labelled):

@@ -15,7 +15,7 @@ import numpy as np
 
 from service.contracts.config import QuantizationConfig
 from service.contracts.costs import TRIAL_SAMPLES
-from service.contracts.specs import ActivationSpec, AutoCalibration, MseCalibration
+from service.contracts.specs import ActivationSpec, AutoCalibration, MseCalibration, is_integer, needs_calibration
 from worker.quantizer.evaluation.metrics import Distances
 from worker.quantizer.evaluation.side_by_side import Expected, side_by_side
 from worker.quantizer.plan.grids import fill_activations
@@ -26,6 +26,7 @@ from worker.quantizer.run.services import Services
 from worker.quantizer.runtime.session import Session
 from worker.quantizer.statistics.collect import Request
 from worker.quantizer.statistics.grids import GridFamily
+from worker.quantizer.statistics.lattice import Levels
 from worker.quantizer.statistics.observers import Range
 from worker.quantizer.statistics.ranges import find_ranges, range_observer
 
@@ -44,48 +45,83 @@ _MOST_ELEMENTS = 8_000_000
 # A move is made if the outputs come closer by this much.
 _WORTH_DB = 0.5
 _MOST_STEPS = 24
+# Steps by which a range is widened, where its values lie between levels.
+_MOST_WIDER = 4
 # By what the ends of a range are multiplied.
 _MOVES = ((0.5, 0.5), (1.0, 0.5), (0.5, 1.0), (2.0, 2.0))
 
 
+def watch_levels(case: Case, sources: Mapping[str, ActivationSpec]) -> dict[str, Levels]:
+    """Observers of the network inputs whose grids are laid over a range, each step of any size: by name."""
+    return {
+        tensor.name: Levels(case.calibration_samples)
+        for tensor in case.inputs
+        if (spec := sources.get(tensor.name)) is not None
+        and is_integer(spec.dtype)
+        and not spec.symmetric
+        and spec.scale == "float32"
+    }
+
+
 def settle_inputs(
-    ranges: Mapping[str, Range], sources: Mapping[str, ActivationSpec], case: Case, services: Services
+    ranges: Mapping[str, Range],
+    sources: Mapping[str, ActivationSpec],
+    case: Case,
+    services: Services,
+    levels: Mapping[str, Levels] | None = None,
 ) -> tuple[dict[str, Range], list[str]]:
-    """Ranges of network inputs that serve the outputs better than those of the least square error.
+    """Ranges of network inputs that serve the outputs better than those of their methods.
 
-    Each such range is halved, at one end or both, or doubled, as long as the outputs of the float network, with nothing
-    but this input quantized, come closer to what they were.
+    Values on a lattice, as pixels are, get the grid that holds all of them, if there is one. If every value of such an
+    input lies between two levels, ranges that are a few steps wider are tried. Of an input calibrated by ``mse`` the
+    range is halved, at one end or both, or doubled. Tried is with nothing but this input quantized, as long as the
+    outputs of the float network come closer to what they were.
 
-    ``ranges`` are as found by the methods of ``sources``, the specs of all quantized tensors; inputs calibrated by
-    ``mse`` among them are looked at. Returns the ranges that differ, and a sentence on each for the report.
+    ``ranges`` are as found by the methods of ``sources``, the specs of all quantized tensors; ``levels`` are observers
+    of inputs that have seen the same data. Returns the ranges that differ, and a sentence on each for the report.
 
     Raises:
         EngineError: the runtime failed on the data.
         CanceledError: the run was canceled.
     """
-    names = [
-        tensor.name
-        for tensor in case.inputs
-        if tensor.name in ranges and isinstance(sources[tensor.name].calibration, MseCalibration)
-    ]
     better: dict[str, Range] = {}
     notes = []
-    few = _expected(case, services, _FEW) if names else []
-    for name in names:
-        family = GridFamily.of(sources[name])
-        found = _Trial(name, family, few, case, services).settle(ranges[name])
+    few: list[Expected] = []
+    for name in (tensor.name for tensor in case.inputs if tensor.name in ranges):
+        spec, seen = sources[name], (levels or {}).get(name)
+        lattice = seen.result() if seen is not None else None
+        family = GridFamily.of(spec) if needs_calibration(spec.dtype) else None
+        exact = lattice.exact_range(family.span) if lattice is not None and family is not None else None
+        if exact is not None:
+            if not _same(exact, ranges[name]):
+                better[name] = exact
+                notes.append(f"input {name!r}: its range is {_words(exact)}, whose grid holds every value of the data")
+            continue
+        searched = isinstance(spec.calibration, MseCalibration)
+        if family is None or not (searched or lattice is not None):
+            continue
+        few = few or _expected(case, services, _FEW)
+        trial = _Trial(name, family, few, case, services)
+        found = trial.settle(ranges[name]) if searched else trial.widen(ranges[name])
         if found == ranges[name]:
             continue
-        trial = _Trial(name, family, _expected(case, services, _MANY), case, services)
-        gain = trial.sqnr_db(found) - trial.sqnr_db(ranges[name])
+        proof = _Trial(name, family, _expected(case, services, _MANY), case, services)
+        gain = proof.sqnr_db(found) - proof.sqnr_db(ranges[name])
         if gain > _WORTH_DB:
             better[name] = found
             notes.append(
-                f"input {name!r}: its range is [{found.minimum:g}, {found.maximum:g}], which brings the outputs "
-                f"{gain:.1f} dB closer than [{ranges[name].minimum:g}, {ranges[name].maximum:g}] of the least square "
-                "error"
+                f"input {name!r}: its range is {_words(found)}, which brings the outputs {gain:.1f} dB closer than "
+                f"{_words(ranges[name])} of {'the least square error' if searched else 'its calibration'}"
             )
     return better, notes
+
+
+def _same(one: Range, other: Range) -> bool:
+    return bool(np.allclose([one.minimum, one.maximum], [other.minimum, other.maximum], rtol=1e-6, atol=0.0))
+
+
+def _words(found: Range) -> str:
+    return f"[{found.minimum:g}, {found.maximum:g}]"
 
 
 def _expected(case: Case, services: Services, samples: int) -> list[Expected]:
@@ -120,6 +156,12 @@ class _Trial:
             best = tried
         return best
 
+    def widen(self, found: Range) -> Range:
+        """The range itself, or the best of those that are a few steps wider."""
+        span = self._family.span
+        wider = [span / (span - steps) for steps in range(1, _MOST_WIDER + 1)]
+        return max((found, *(Range(found.minimum * by, found.maximum * by) for by in wider)), key=self.sqnr_db)
+
     def sqnr_db(self, tried: Range) -> float:
         """Of the worst output; -inf if it is not finite, or there is no output of floats."""
         if tried not in self._known:
@@ -131,7 +173,8 @@ class _Trial:
 
         def quantized(one: Expected) -> Expected:
             exact = one.batch.feeds[self._name]
-            rounded = self._family.fake(exact.astype(np.float64), scale, zero).astype(exact.dtype)
+            # as QuantizeLinear computes, so that ties fall where the runtime puts them
+            rounded = self._family.fake(exact, scale, zero).astype(exact.dtype)
             return replace(one, batch=replace(one.batch, feeds={**one.batch.feeds, self._name: rounded}))
 
         return _worst_db(self._case.float_session, map(quantized, self._expected), self._services)
@@ -206,11 +249,7 @@ def _tried(
 
 def _activations_alone(plan: QuantizationPlan, calibration: AutoCalibration, chosen: int) -> QuantizationPlan:
     """The plan without weights and biases; whatever else is to be settled takes its first candidate."""
-    alone = plan.copy()
-    alone.weights, alone.biases = {}, {}
-    for node in alone.nodes.values():
-        if node.role in (Role.LOOKUP, Role.STORED):  # of weights there is nothing else to write
-            node.role = None
+    alone = _without_weights(plan)
     _name(alone, calibration, chosen)
     for entry in alone.activations.values():
         if isinstance(entry.spec.calibration, AutoCalibration):
@@ -218,13 +257,35 @@ def _activations_alone(plan: QuantizationPlan, calibration: AutoCalibration, cho
     return alone
 
 
+def _without_weights(plan: QuantizationPlan) -> QuantizationPlan:
+    alone = plan.copy()
+    alone.weights, alone.biases = {}, {}
+    for node in alone.nodes.values():
+        if node.role in (Role.LOOKUP, Role.STORED):  # of weights there is nothing else to write
+            node.role = None
+    return alone
+
+
 def _sqnr_db(
     prepared: Prepared, plan: QuantizationPlan, ranges: dict[str, Range], case: Case, services: Services
 ) -> float:
     better, _ = settle_inputs(ranges, plan.sources(), case, services)
-    fill_activations(prepared.graph, plan, {**ranges, **better})
+    return activations_db(prepared, plan, {**ranges, **better}, case, services)
+
+
+def activations_db(
+    prepared: Prepared, plan: QuantizationPlan, ranges: Mapping[str, Range], case: Case, services: Services
+) -> float:
+    """SQNR in dB of the worst output with nothing but activations quantized, by these ranges; -inf if not finite.
+
+    Raises:
+        EngineError: a tensor has no finite range, or the runtime failed on the data.
+        CanceledError: the run was canceled.
+    """
+    alone = _without_weights(plan)
+    fill_activations(prepared.graph, alone, ranges)
     expected = case.expected_outputs(services.run, batch_size=_TRIAL_BATCH, last=TRIAL_SAMPLES)
-    return _worst_db(Draft(prepared, plan).session(services.threads), expected, services)
+    return _worst_db(Draft(prepared, alone).session(services.threads), expected, services)
 
 
 def _name(plan: QuantizationPlan, calibration: AutoCalibration, chosen: int) -> None:

@@ -19,7 +19,8 @@ from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.preparation.prepare import Prepared
 from worker.quantizer.refine.channels import mark_outliers, mark_silent, watch_outliers, watch_silent
 from worker.quantizer.refine.draft import Case, Draft
-from worker.quantizer.refine.ranges import settle_inputs, settle_methods
+from worker.quantizer.refine.functions import functions_behind, settle_functions, watch_functions
+from worker.quantizer.refine.ranges import activations_db, settle_inputs, settle_methods, watch_levels
 from worker.quantizer.run.services import Services
 from worker.quantizer.statistics.collect import Request
 from worker.quantizer.statistics.observers import Range
@@ -62,7 +63,11 @@ def calibrate(
         }
         for step in steps:
             statistics.setdefault(step.method, []).extend(step.requests(draft))
-        requests = [Request(tensor, observer) for tensor, observer in observers.items()]
+        levels = watch_levels(case, {tensor: sources[tensor] for tensor in observers})
+        functions = functions_behind(prepared.graph, plan)
+        behind = watch_functions(functions, observers, case.calibration_samples)
+        watching = (*observers.items(), *levels.items(), *behind.items())
+        requests = [Request(tensor, observer) for tensor, observer in watching]
         requests += [request for of_step in statistics.values() for request in of_step]
         watched = watch_silent(prepared.graph, plan)
         requests += watched.values()
@@ -73,19 +78,37 @@ def calibrate(
     with services.stages.stage("parameters"):
         services.run.progress("parameters")
         found = find_ranges(observers, threads=services.threads)
-        better, notes = settle_inputs(found, sources, case, services)
+        better, notes = settle_inputs(found, sources, case, services, levels)
         plan_log.note(*notes)
         ranges = plan.ranges = given | found | better
         limit, threads = case.config.calibration_samples, services.threads
         check_finite(
             prepared.model, ranges, case.calibration, case.inputs, limit=limit, threads=threads, run=services.run
         )
+        if behind:
+            observed = {tensor: ranges[tensor] for tensor in observers}
+            by_function = settle_functions(observed, plan, functions, behind)
+            if by_function and _is_closer(by_function, draft, plan, case, services):
+                ranges = plan.ranges = ranges | by_function
+                told = "that an activation function alone reads or makes have ranges of the least error behind it"
+                plan_log.note(f"{len(by_function)} tensors {told}: the outputs are closer so")
         plan_log.note(*mark_silent(watched, plan))
         mark_outliers(channels, plan)
         fill_activations(prepared.graph, plan, ranges)
         plan_log.note(*Parameters(prepared.graph, plan).fill(threads=services.threads))
         move_grids(prepared.graph, plan, case.config, plan_log)
     return Draft(prepared, plan, plan_log, statistics, form=draft.form)
+
+
+def _is_closer(
+    by_function: Mapping[str, Range], draft: Draft, plan: QuantizationPlan, case: Case, services: Services
+) -> bool:
+    """True if the outputs are, with activations quantized by these ranges."""
+    before, after = (
+        activations_db(draft.prepared, plan, ranges, case, services)
+        for ranges in (plan.ranges, plan.ranges | dict(by_function))
+    )
+    return after > before
 
 
 def take_over(before: QuantizationPlan, after: QuantizationPlan, touched: Collection[str]) -> dict[str, Range]:

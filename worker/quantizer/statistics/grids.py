@@ -19,6 +19,8 @@ _BLOCK_ELEMENTS = 1 << 17
 # Prefix sums pay off only where many values share a level.
 _VALUES_PER_LEVEL = 4
 Spec = ActivationSpec | WeightSpec
+# Of each element, float64 of any shape; gives a new array.
+Function = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -86,16 +88,19 @@ class SquaredError:
     Few values are rounded one by one. Many values on few levels go through prefix sums: the values between two
     thresholds (k +- 1/2) * scale all become level k, and their errors add up to sum w x^2 - 2 k s sum w x + (k s)^2
     sum w. A value on a threshold is equally far from both levels, so ties need no care.
+
+    With ``behind`` the error is that of a function of the tensor: f(x) against f of its level.
     """
 
-    def __init__(self, family: GridFamily, data: WeightedValues) -> None:
-        self._family = family
+    def __init__(self, family: GridFamily, data: WeightedValues, behind: Function | None = None) -> None:
+        self._family, self._behind = family, behind
         self._values = data.values.astype(np.float64)
+        self._results = self._values if behind is None else behind(self._values)
         self._weights = data.weights
         levels = family.span + 1 if family.is_integer else np.inf
         self._by_levels = self._values.size > _VALUES_PER_LEVEL * levels
         if self._by_levels:
-            powers = self._values ** np.arange(3)[:, None]
+            powers = self._results ** np.arange(3)[:, None]
             self._sums = np.zeros((3, self._values.size + 1))
             np.cumsum(powers * self._weights, axis=1, out=self._sums[:, 1:])
 
@@ -110,7 +115,8 @@ class SquaredError:
 
     def _directly(self, scale: np.ndarray, zero: np.ndarray) -> np.ndarray:
         errors = self._family.fake(self._values[None, :], scale, zero)
-        errors -= self._values
+        errors = errors if self._behind is None else self._behind(errors)
+        errors -= self._results
         errors *= errors
         return np.asarray(errors @ self._weights)
 
@@ -121,6 +127,7 @@ class SquaredError:
         places[:, 0], places[:, -1] = 0, self._values.size
         places[:, 1:-1] = np.searchsorted(self._values, levels[:, :-1] + scale / 2)
         counts, sums, squares = np.diff(self._sums[:, places], axis=2)
+        levels = levels if self._behind is None else self._behind(levels)
         errors = (squares - 2 * levels * sums + levels * levels * counts).sum(axis=1)
         return np.asarray(np.maximum(errors, 0))
 
@@ -139,6 +146,8 @@ class SquaredError:
 SMALLEST_EXPONENT = -126
 # Windows looked at together when the best is searched.
 _FAN = 256
+# Powers of two below the covering one that are tried where the error is that of a function.
+_FINER = 8
 
 
 def covering_range(low: np.ndarray, high: np.ndarray, family: GridFamily) -> tuple[np.ndarray, np.ndarray]:
@@ -241,6 +250,19 @@ def best_power_of_two(data: WeightedValues, family: GridFamily) -> Range:
     return Range(float(ends[0]), float(ends[1]))
 
 
+def _best_natural(data: WeightedValues, family: GridFamily, behind: Function) -> Range:
+    """Of the power-of-two grids that begin where ``grid_for_range`` would put them the one with the least error behind
+    a function.
+    """
+    low, high = np.asarray(data.minimum), np.asarray(data.maximum)
+    covering = int(covering_exponents(low, high, family))
+    exponents = np.arange(covering, max(covering - _FINER, SMALLEST_EXPONENT) - 1, -1)
+    bottoms = np.array([int(windows(low, high, np.asarray(exponent), family)[0]) for exponent in exponents])
+    lows, highs = grid_range(exponents, bottoms, family)
+    best = int(np.argmin(SquaredError(family, data, behind)(lows, highs)))
+    return Range(float(lows[best]), float(highs[best]))
+
+
 class _WindowErrors:
     """Squared errors of a weighted tensor on the multiples of a scale inside windows of ``span`` steps."""
 
@@ -316,21 +338,23 @@ _SAMPLING_NOISE = 0.01
 Errors = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
-def mse_range(data: WeightedValues, family: GridFamily) -> Range:
+def mse_range(data: WeightedValues, family: GridFamily, behind: Function | None = None) -> Range:
     """The range whose grid has the smallest error; the observed range if the tensor is not finite.
 
     With power-of-two scales every exponent that can matter is tried, with every zero point, and the range is that of
-    the chosen grid, exactly.
+    the chosen grid, exactly. With ``behind`` the error is that of this function of the tensor.
     """
     if not data.usable or data.minimum == data.maximum == 0:
         return Range(data.minimum, data.maximum)
     if family.is_integer and family.scale == "power_of_two":
-        return best_power_of_two(data, family)
+        return best_power_of_two(data, family) if behind is None else _best_natural(data, family, behind)
     low, high = min(data.minimum, 0.0), max(data.maximum, 0.0)
     if family.symmetric:
         high = max(-low, high)
         low = -high
-    search = _MseSearch(SquaredError(family, data), low, high, fine=data.values.size <= _SMALL, exact=data.complete)
+    search = _MseSearch(
+        SquaredError(family, data, behind), low, high, fine=data.values.size <= _SMALL, exact=data.complete
+    )
     joined = family.symmetric or low == 0 or high == 0
     return search.joint() if joined else search.separate()
 

@@ -80,6 +80,13 @@ def test_nor_do_they_against_the_float_model(kind: str) -> None:
     check({"kind": kind}, {"y": TWIN}, None, reference={"y": SCORES})
 
 
+@pytest.mark.parametrize("kind", ["box_agreement", "confidence_shift"])
+def test_nor_do_boxes_of_two_models(kind: str) -> None:
+    before = {"boxes": BOXES.astype(np.float32), "scores": BOX_SCORES}
+    after = {"boxes": before["boxes"] + 0.1, "scores": BOX_SCORES + 0.1 * rng(8).random(BOX_SCORES.shape)}
+    check({"kind": kind, "boxes": 0, "scores": 1, "min_score": 0.5}, after, None, reference=before)
+
+
 def test_nor_do_their_boxes() -> None:
     labels = {"boxes": "true_boxes", "classes": "true_classes"}
     metric = {"kind": "map", "boxes": "boxes", "scores": "scores", "labels": labels}

@@ -1,4 +1,4 @@
-"""COCO's mean average precision against figures of pycocotools."""
+"""Metrics of detectors: average precision against figures of pycocotools, raw outputs, boxes of two models."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from service.contracts.metrics import MeanAveragePrecision
 from tests.unit.quantizer.evaluation.measuring import measured, value
 from tests.unit.quantizer.toolbox import normal, rng
 from worker.quantizer.evaluation.metrics.base import MetricBatch
+from worker.quantizer.evaluation.metrics.boxes import Detections, detections, kept_boxes
 from worker.quantizer.evaluation.metrics.detection import AveragePrecision
 
 METRIC = {"kind": "map", "boxes": "boxes", "scores": "scores", "classes": "classes"}
@@ -151,3 +152,125 @@ def test_what_does_not_fit(change: dict[str, Any], labels: dict[str, Any], place
     with pytest.raises(InvalidConfigError) as caught:
         measured([METRIC], {**outputs, **change}, arrays={**truth, **labels})
     assert caught.value.errors[0].pointer == f"/config/evaluation/metrics/0/{place}"
+
+
+# The same with every third true box a crowd.
+WITH_CROWDS = {
+    0: (9.5208, 21.5650, 6.1514, 42.3065), 1: (11.8386, 34.5707, 4.6554, 42.6959),
+    2: (10.3776, 22.9453, 8.1560, 48.2759), 3: (6.9822, 16.7801, 6.2272, 38.4556),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", sorted(WITH_CROWDS))
+def test_what_lies_in_a_crowd_counts_neither_way(seed: int) -> None:
+    outputs, labels = scene(seed, samples=20, most=7, found=15, classes=4)
+    crowds = {"crowds": crowded(labels)}
+    found = measured([{**METRIC, "labels": {"crowds": "crowds"}}], outputs, arrays={**labels, **crowds})
+    details = found.details["map"]
+    got = (found.values["map"], details["ap50"], details["ap75"], details["average_recall"])
+    assert got == pytest.approx(WITH_CROWDS[seed], abs=1e-3)
+
+
+def crowded(labels: dict) -> np.ndarray:
+    """Every third true box is a crowd."""
+    return (np.arange(labels["classes"].size) % 3 == 0).reshape(labels["classes"].shape).astype(np.uint8)
+
+
+# Raw outputs.
+
+STRIDES, SIDE = (8, 16), 32
+
+
+def raw_scene(samples: int = 6) -> tuple[np.ndarray, dict]:
+    """An output of yolov5's kind [n, 20, 5 + 3] with boxes in pixels, and labels near some of them."""
+    random = rng(11)
+    output = random.random((samples, 20, 8)).astype(np.float32)
+    output[..., :2] *= SIDE
+    output[..., 2:4] = 4 + 8 * output[..., 2:4]
+    centers, sizes = output[:, :5, :2], output[:, :5, 2:4]
+    boxes = np.concatenate([centers - sizes / 2, centers + sizes / 2], axis=2) + random.normal(0, 0.5, (samples, 5, 4))
+    classes = output[:, :5, 5:].argmax(axis=2).astype(np.int32)
+    return output, {"boxes": boxes.astype(np.float32), "classes": classes}
+
+
+def yolox_of(output: np.ndarray) -> np.ndarray:
+    """The same boxes relative to the cells of the grids, one by one."""
+    cells = [(x, y, stride) for stride in STRIDES for y in range(SIDE // stride) for x in range(SIDE // stride)]
+    found = output.copy()
+    for k, (x, y, stride) in enumerate(cells):
+        found[:, k, :2] = output[:, k, :2] / stride - [x, y]
+        found[:, k, 2:4] = np.log(output[:, k, 2:4] / stride)
+    return found
+
+
+def test_raw_outputs_are_decoded() -> None:
+    output, labels = raw_scene()
+    scores = output[..., 4:5] * output[..., 5:]
+    ready = {"boxes": output[..., :4], "scores": scores}
+    separate = {"kind": "map", "boxes": "boxes", "scores": "scores", "box_format": "cxcywh", "nms_overlap": 0.65}
+    expected = value(separate, ready, arrays=labels)
+    assert 10.0 < expected < 80.0
+    raw = {"kind": "map", "boxes": 0}
+    assert value({**raw, "decode": "yolov5"}, {"raw": output}, arrays=labels) == pytest.approx(expected, abs=1e-3)
+    turned = np.concatenate([output[..., :4], scores], axis=2).transpose(0, 2, 1)
+    assert value({**raw, "decode": "yolov8"}, {"raw": turned}, arrays=labels) == pytest.approx(expected, abs=1e-3)
+    yolox = {**raw, "decode": "yolox", "strides": STRIDES}
+    assert value(yolox, {"raw": yolox_of(output)}, arrays=labels) == pytest.approx(expected, abs=1e-3)
+    with pytest.raises(InvalidConfigError, match="give 20 boxes, and the output has 19"):
+        value({**yolox, "image_size": [32, 32]}, {"raw": output[:, :19]}, arrays=labels)
+    # two pictures beside each other: rows of cells are twice as long
+    wide = np.stack([output[0, :16].reshape(4, 4, 8), output[1, :16].reshape(4, 4, 8)], axis=1).reshape(1, 32, 8)
+    one = {**raw, "decode": "yolox", "strides": [8], "image_size": [32, 64], "nms_overlap": 1.0}
+    got = detections({"boxes": wide}, 1, MeanAveragePrecision.model_validate(one))[0]
+    assert got.boxes[:, [0, 2]].mean(axis=1).max() > SIDE
+
+
+def test_suppression_keeps_what_no_better_box_of_its_class_overlaps() -> None:
+    random = rng(5)
+    corner = random.random((40, 2)) * 20
+    boxes = np.concatenate([corner, corner + 5 + random.random((40, 2)) * 10], axis=1)
+    found = Detections(boxes, random.integers(0, 2, 40), np.round(random.random(40), 1), np.zeros(40, bool))
+    expected: list[int] = []
+    for k in sorted(range(40), key=lambda place: -found.scores[place]):
+        rivals = [one for one in expected if found.classes[one] == found.classes[k]]
+        if all(overlap(boxes[k], boxes[one]) <= 0.3 for one in rivals):
+            expected.append(k)
+    assert 2 < len(expected) < 40
+    assert kept_boxes(found, 0.3).tolist() == expected
+
+
+def overlap(one: np.ndarray, other: np.ndarray) -> float:
+    width = max(min(one[2], other[2]) - max(one[0], other[0]), 0.0)
+    height = max(min(one[3], other[3]) - max(one[1], other[1]), 0.0)
+    areas = sum((box[2] - box[0]) * (box[3] - box[1]) for box in (one, other))
+    return width * height / (areas - width * height)
+
+
+# Boxes of two models.
+
+BOXES = {"boxes": "boxes", "scores": "scores", "classes": "classes", "min_score": 0.5}
+
+
+def test_boxes_of_two_models() -> None:
+    before = {
+        "boxes": np.array([[[0, 0, 10, 10], [20, 0, 30, 10], [40, 0, 50, 10], [60, 0, 70, 10]]], np.float32),
+        "scores": np.array([[0.9, 0.8, 0.7, 0.4]], np.float32),
+        "classes": np.array([[0, 1, 0, 0]]),
+    }
+    # the first moves a little, the second changes its class, the third is gone, the fourth has come
+    after = {
+        "boxes": before["boxes"] + 1,
+        "scores": np.array([[0.8, 0.8, 0.5, 0.6]], np.float32),
+        "classes": np.array([[0, 0, 0, 0]]),
+    }
+    agreement, shift = {"kind": "box_agreement", **BOXES}, {"kind": "confidence_shift", **BOXES}
+    found = measured([agreement, shift], after, reference=before)
+    assert found.values == pytest.approx({"box_agreement": 100 * 2 / 6, "confidence_shift": 0.1}, abs=1e-4)
+    assert found.details["confidence_shift"] == pytest.approx({"signed": -0.1, "pairs": 1}, abs=1e-6)
+    same = measured([agreement, shift], before, reference=before)
+    assert same.values == {"box_agreement": 100.0, "confidence_shift": 0.0}
+    strict = measured([{**agreement, "overlap": 0.9}, {**shift, "overlap": 0.9}], after, reference=before)
+    assert strict.values == {"box_agreement": 0.0}
+    assert "has a twin" in strict.undefined["confidence_shift"]
+    none = measured([{**agreement, "min_score": 1.0}], after, reference=before)
+    assert "above 1" in none.undefined["box_agreement"]

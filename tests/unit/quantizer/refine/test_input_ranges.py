@@ -235,3 +235,43 @@ def test_a_layer_that_is_silent_throughout_keeps_its_scale_and_calibrating_anew_
     assert anew.plan.silent["w"].tolist() == bench.draft.plan.silent["w"].tolist()
     assert anew.plan.weights["w"].quantization.scale == bench.draft.plan.weights["w"].quantization.scale
     assert silence_of(anew) == silence_of(bench.draft)
+
+
+# Pixels: a network that sums them up and compares neighbours.
+PICTURES = np.random.default_rng(7).integers(0, 256, (40, 3, 8, 8)).astype(np.float32)
+PICTURES = np.round((PICTURES + PICTURES[:, :, :, ::-1] + 2 * PICTURES.mean(axis=(2, 3), keepdims=True)) / 4)
+CONV = make_model(
+    "(float[N, 3, 8, 8] x) => (float[N, 4, 6, 6] y) { y = Conv (x, w) }", {"w": normal(4, 3, 3, 3, seed=6)}
+)
+
+
+def of_pixels(pictures: np.ndarray, **settings: Any) -> Draft:
+    chosen = {"dtype": "uint8", "symmetric": False, "scale": "float32", "calibration": {"method": "minmax"}}
+    return calibrated(CONV, {"x": pictures}, activation={**chosen, **settings})
+
+
+def test_pixels_get_the_grid_that_holds_them() -> None:
+    draft = of_pixels(PICTURES / np.float32(255))
+    found = draft.plan.ranges["x"]
+    assert (found.minimum, found.maximum) == pytest.approx((0.0, 1.0), rel=1e-6)
+    assert PICTURES.max() < 250, "brighter ones may come"
+    assert len(notes_of(draft)) == 1 and "holds every value" in notes_of(draft)[0]
+    for other in ({"symmetric": True}, {"scale": "power_of_two"}):
+        assert not notes_of(of_pixels(PICTURES / np.float32(255), **other))
+
+
+def test_pixels_between_two_levels_are_moved_off_the_ties() -> None:
+    stretched = np.round((PICTURES - PICTURES.min()) * (255 / np.ptp(PICTURES)))
+    pictures = (stretched / 127.5 - 1).astype(np.float32)
+    draft = of_pixels(pictures)
+    found = draft.plan.ranges["x"]
+    assert 1.0 < found.maximum < 1.02 and len(notes_of(draft)) == 1
+    session = ort.InferenceSession(CONV.SerializeToString(), providers=["CPUExecutionProvider"])
+
+    def sqnr(scale: np.ndarray, zero: np.ndarray) -> float:
+        rounded = (np.clip(np.rint(pictures / scale) + int(zero), 0, 255) - int(zero)) * scale
+        (exact,), (made,) = (session.run(None, {"x": fed}) for fed in (pictures, rounded))
+        return sqnr_db(exact, made)
+
+    grid = draft.plan.activations["x"].quantization
+    assert sqnr(grid.scale, grid.zero_point) > sqnr(np.float32(2 / 255), np.int64(127)) + 1.0

@@ -1,4 +1,6 @@
-"""COCO's mean average precision (Lin et al. 2014), by the rules of pycocotools without crowds and areas."""
+"""COCO's mean average precision (Lin et al. 2014), by the rules of pycocotools without areas; and what becomes of the
+float model's boxes.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from service.contracts.metrics import MeanAveragePrecision
-from worker.quantizer.evaluation.contributions import Remade
-from worker.quantizer.evaluation.metrics.base import Array, Meter, MetricBatch, UnfitError
+from service.contracts.metrics import BoxAgreement, ConfidenceShift, MeanAveragePrecision
+from service.contracts.metrics.detection import MatchedBoxes
+from worker.quantizer.evaluation.contributions import DenseSums, Hits, Remade, quotients
+from worker.quantizer.evaluation.metrics.base import Array, Meter, MetricBatch
+from worker.quantizer.evaluation.metrics.boxes import Detections, detections, overlaps_of, truths
 
 _RECALLS = np.linspace(0.0, 1.0, 101)
+# An overlap of 1 is one up to rounding.
+_WHOLE = 1.0 - 1e-10
 
 
 @dataclass
@@ -19,6 +25,7 @@ class _Class:
 
     scores: list[Array] = field(default_factory=list)  # one per detection
     right: list[Array] = field(default_factory=list)  # whether each is right at each overlap [overlap, detection]
+    ignored: list[Array] = field(default_factory=list)  # whether it counts neither way there [overlap, detection]
     boxes: list[int] = field(default_factory=list)  # how many true ones there are
     samples: list[int] = field(default_factory=list)  # their numbers
 
@@ -28,6 +35,7 @@ class _Class:
         return _Class(
             [self.scores[place] for place in kept],
             [self.right[place] for place in kept],
+            [self.ignored[place] for place in kept],
             [self.boxes[place] for place in kept],
             [self.samples[place] for place in kept],
         )
@@ -54,19 +62,24 @@ class AveragePrecision(Meter):
 
     def update(self, seen: MetricBatch) -> None:
         """Take in one batch."""
-        samples = zip(_detections(seen, self._metric), _truths(seen, self._metric), strict=True)
-        for (boxes, scores, classes), (true_boxes, true_classes) in samples:
-            for number in np.union1d(classes, true_classes).tolist():
-                mine, wanted = classes == number, true_boxes[true_classes == number]
-                self._add(self._classes.setdefault(number, _Class()), boxes[mine], scores[mine], wanted)
+        found = detections(seen.outputs, seen.samples, self._metric)
+        for one, wanted in zip(found, truths(seen.labels, self._metric.labels), strict=True):
+            for number in np.union1d(one.classes, wanted.classes).tolist():
+                kept = self._classes.setdefault(number, _Class())
+                self._add(kept, one.of(one.classes == number), wanted.of(wanted.classes == number))
             self._samples += 1
 
-    def _add(self, kept: _Class, boxes: Array, scores: Array, wanted: Array) -> None:
-        order = np.argsort(-scores, kind="stable")[: self._metric.max_detections]
-        kept.boxes.append(len(wanted))
+    def _add(self, kept: _Class, found: Detections, wanted: Detections) -> None:
+        best = found.of(np.argsort(-found.scores, kind="stable")[: self._metric.max_detections])
+        overlaps = overlaps_of(best.boxes, wanted.boxes, wanted.crowds)
+        right = match(overlaps[:, ~wanted.crowds], self._overlaps)
+        # what lies in a crowd is no error; any number may
+        within = overlaps[:, wanted.crowds].max(axis=1, initial=-1.0)
+        kept.boxes.append(int((~wanted.crowds).sum()))
         kept.samples.append(self._samples)
-        kept.scores.append(scores[order])
-        kept.right.append(match(overlaps_of(boxes[order], wanted), self._overlaps))
+        kept.scores.append(best.scores)
+        kept.right.append(right)
+        kept.ignored.append(~right & (within >= np.minimum(self._overlaps, _WHOLE)[:, None]))
 
     def value(self) -> float | None:
         """In percent; None if the labels hold no box."""
@@ -94,7 +107,12 @@ class AveragePrecision(Meter):
 def _precisions(classes: dict[int, _Class]) -> dict[int, tuple[Array, Array]]:
     """Average precision and recall at each overlap, by class that occurs in the labels."""
     return {
-        number: average_precision(np.concatenate(kept.scores), np.concatenate(kept.right, axis=1), sum(kept.boxes))
+        number: average_precision(
+            np.concatenate(kept.scores),
+            np.concatenate(kept.right, axis=1),
+            np.concatenate(kept.ignored, axis=1),
+            sum(kept.boxes),
+        )
         for number, kept in classes.items()
         if sum(kept.boxes)
     }
@@ -105,12 +123,13 @@ def _mean(found: dict[int, tuple[Array, Array]]) -> float:
     return 100.0 * float(np.mean([precisions for precisions, _ in found.values()]))
 
 
-def average_precision(scores: Array, right: Array, boxes: int) -> tuple[Array, Array]:
+def average_precision(scores: Array, right: Array, ignored: Array, boxes: int) -> tuple[Array, Array]:
     """Average precision and largest recall of one class.
 
     Args:
         scores: of its detections [k].
         right: whether each is right at each overlap [overlap, k].
+        ignored: whether it counts neither way there [overlap, k].
         boxes: true boxes there are.
 
     Returns:
@@ -121,7 +140,9 @@ def average_precision(scores: Array, right: Array, boxes: int) -> tuple[Array, A
     order = np.argsort(-scores, kind="stable")
     hits = np.cumsum(right[:, order], axis=1)
     recall = hits / boxes
-    precision = hits / np.arange(1, len(order) + 1)
+    counted = np.cumsum(~ignored[:, order], axis=1)
+    # before the first one that counts there is no precision, and no recall either
+    precision = hits / np.maximum(counted, 1)
     # the best precision at this recall or a larger one
     envelope = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
     found = np.zeros(len(right))
@@ -153,90 +174,98 @@ def match(overlaps: Array, limits: Array) -> Array:
             candidates = np.where(free, overlaps[k], -1.0)
             # of equal ones the last, as pycocotools does
             best = boxes - 1 - int(candidates[::-1].argmax())
-            if candidates[best] >= min(limit, 1.0 - 1e-10):
+            if candidates[best] >= min(limit, _WHOLE):
                 free[best], row[k] = False, True
     return right
 
 
-def overlaps_of(boxes: Array, others: Array) -> Array:
-    """Intersection over union of corner boxes [k, 4] and [m, 4]: [k, m]; 0 for boxes without an area."""
-    low = np.maximum(boxes[:, None, :2], others[None, :, :2])
-    high = np.minimum(boxes[:, None, 2:], others[None, :, 2:])
-    common = np.prod(np.maximum(high - low, 0.0), axis=2)
-    areas = [np.prod(np.maximum(some[:, 2:] - some[:, :2], 0.0), axis=1) for some in (boxes, others)]
-    union = areas[0][:, None] + areas[1][None, :] - common
-    found: Array = np.divide(common, union, out=np.zeros_like(common), where=union > 0)
-    return found
+class MatchMeter(Meter):
+    """Pairs the boxes of the float model with those of the measured one: each takes the free one of its class that it
+    overlaps most, the highest scores first.
+    """
+
+    def __init__(self, metric: MatchedBoxes) -> None:
+        self._metric = metric
+
+    def pairs(self, seen: MetricBatch) -> list[tuple[Detections, Detections, Array]]:
+        """By sample: boxes of the float model, those of the measured one, and places of the pairs [pair, 2]."""
+        found = []
+        sides = (detections(given, seen.samples, self._metric) for given in (seen.reference, seen.outputs))
+        for before, after in zip(*sides, strict=True):
+            one, other = (self._best(some) for some in (before, after))
+            overlaps = overlaps_of(one.boxes, other.boxes)
+            overlaps[one.classes[:, None] != other.classes[None, :]] = -1.0
+            found.append((one, other, taken(overlaps, self._metric.overlap)))
+        return found
+
+    def _best(self, found: Detections) -> Detections:
+        """As many of each class as count, the highest scores first."""
+        found = found.of(np.argsort(-found.scores, kind="stable"))
+        kept = np.zeros(len(found.scores), bool)
+        for number in np.unique(found.classes):
+            kept[np.flatnonzero(found.classes == number)[: self._metric.max_detections]] = True
+        return found.of(kept)
 
 
-def corners(boxes: Array, form: str) -> Array:
-    """Boxes [k, 4] as x1, y1, x2, y2 in float64."""
-    a, b, c, d = boxes.astype(np.float64).T
-    if form == "yxyx":
-        a, b, c, d = b, a, d, c
-    elif form == "xywh":
-        c, d = a + c, b + d
-    elif form == "cxcywh":
-        a, b, c, d = a - c / 2, b - d / 2, a + c / 2, b + d / 2
-    return np.stack([a, b, c, d], axis=1)
+class BoxAgreementRate(MatchMeter):
+    """Boxes with a twin, of all boxes of both models, in percent."""
+
+    def __init__(self, metric: BoxAgreement) -> None:
+        super().__init__(metric)
+        self._sums: Hits = Hits()
+
+    def update(self, seen: MetricBatch) -> None:
+        """Take in one batch."""
+        counts = [[2 * len(places), len(one.scores) + len(other.scores)] for one, other, places in self.pairs(seen)]
+        self._sums.add(np.array(counts), samples=seen.samples)
+
+    def value(self) -> float | None:
+        """In percent; None if neither model returns a box."""
+        if not self._sums.units or not self._sums.total[1]:
+            self.undefined = f"neither model returns a box with a score above {self._metric.min_score:g}"
+            return None
+        return self._sums.value
 
 
-def _detections(seen: MetricBatch, metric: MeanAveragePrecision) -> list[tuple[Array, Array, Array]]:
-    """Boxes [k, 4], scores [k] and classes [k] of every sample."""
-    boxes = _batched(seen.outputs["boxes"], 3, seen.samples, "boxes")
-    many = 2 if metric.classes is not None else 3
-    scores = _batched(seen.outputs["scores"], many, seen.samples, "scores")
-    if boxes.shape[2] != 4 or scores.shape[:2] != boxes.shape[:2]:
-        raise UnfitError("boxes", f"boxes are {list(boxes.shape)}, scores {list(scores.shape)}")
-    if metric.classes is None:
-        numbers = np.broadcast_to(np.arange(scores.shape[2]), scores.shape)
-    else:
-        numbers = _batched(seen.outputs["classes"], 2, seen.samples, "classes")
-        if numbers.shape != scores.shape:
-            raise UnfitError("classes", f"classes are {list(numbers.shape)}, scores {list(scores.shape)}")
-    counts = _counts(seen.outputs.get("counts"), boxes.shape[1], len(boxes), "counts")
-    scale = np.array([*metric.box_scale, *metric.box_scale])
+class ScoreShift(MatchMeter):
+    """Mean absolute change of the score over pairs of boxes."""
+
+    def __init__(self, metric: ConfidenceShift) -> None:
+        super().__init__(metric)
+        # absolute and signed change, and how many
+        self._sums: DenseSums = DenseSums(lambda sums: quotients(sums[:, 0], sums[:, 2]))
+
+    def update(self, seen: MetricBatch) -> None:
+        """Take in one batch."""
+        rows = []
+        for one, other, places in self.pairs(seen):
+            change = other.scores[places[:, 1]] - one.scores[places[:, 0]]
+            rows.append([np.abs(change).sum(), change.sum(), len(change)])
+        self._sums.add(np.array(rows, np.float64), samples=seen.samples)
+
+    def value(self) -> float | None:
+        """None if no box of the float model has a twin."""
+        if not self._sums.units or not self._sums.total[2]:
+            self.undefined = "no box of the float model has a twin"
+            return None
+        return self._sums.value
+
+    def details(self) -> dict[str, float]:
+        """The mean with its sign, and how many pairs there are."""
+        if not self._sums.units or not self._sums.total[2]:
+            return {}
+        _, signed, pairs = self._sums.total
+        return {"signed": float(signed / pairs), "pairs": float(pairs)}
+
+
+def taken(overlaps: Array, limit: float) -> Array:
+    """Pairs [pair, 2]: each row, in turn, takes the free column that it overlaps most, by the limit or more."""
+    free = np.ones(overlaps.shape[1], bool)
     found = []
-    for k, count in enumerate(counts):
-        of_scores = scores[k, :count]
-        at = np.nonzero((of_scores > metric.min_score) & (numbers[k, :count] >= 0))
-        classes = numbers[k, :count][at].astype(np.int64) + metric.class_offset
-        found.append((corners(boxes[k, at[0]], metric.box_format) * scale, of_scores[at].astype(np.float64), classes))
-    return found
-
-
-def _truths(seen: MetricBatch, metric: MeanAveragePrecision) -> list[tuple[Array, Array]]:
-    """True boxes [m, 4] and their classes [m] of every sample."""
-    boxes, classes = seen.labels["labels/boxes"], seen.labels["labels/classes"]
-    if boxes.ndim != 3 or boxes.shape[2] != 4:
-        raise UnfitError("labels/boxes", f"true boxes are {list(boxes.shape)}, not [n, most, 4]")
-    if classes.shape != boxes.shape[:2]:
-        raise UnfitError("labels/classes", f"classes are {list(classes.shape)}, not {list(boxes.shape[:2])}")
-    counts = _counts(seen.labels.get("labels/counts"), boxes.shape[1], len(boxes), "labels/counts")
-    found = []
-    for k, count in enumerate(counts):
-        kept = classes[k, :count] >= 0
-        found.append((corners(boxes[k, :count][kept], metric.labels.box_format), classes[k, :count][kept]))
-    return found
-
-
-def _batched(output: Array, rank: int, samples: int, place: str) -> Array:
-    """The output with an axis of samples, which models of one sample may leave out."""
-    if output.ndim == rank - 1 and samples == 1:
-        output = output[np.newaxis]
-    if output.ndim != rank or len(output) != samples or output.dtype.kind not in "fiu":
-        axes = ", ".join(["n", "k", "class" if place == "scores" else "4"][:rank])
-        raise UnfitError(place, f"it is {output.dtype}{list(output.shape)}, not numbers [{axes}] of {samples} samples")
-    return output
-
-
-def _counts(given: Array | None, most: int, samples: int, place: str) -> list[int]:
-    if given is None:
-        return [most] * samples
-    if given.size != samples or given.dtype.kind not in "fiu":
-        raise UnfitError(place, f"counts are {given.dtype}{list(given.shape)}, not numbers [{samples}]")
-    counts = [int(count) for count in given.reshape(-1)]
-    wrong = [count for count in counts if not 0 <= count <= most]
-    if wrong:
-        raise UnfitError(place, f"a count is {wrong[0]}; there is room for {most}")
-    return counts
+    for row, line in enumerate(overlaps):
+        candidates = np.where(free, line, -1.0)
+        best = int(candidates.argmax()) if len(line) else -1
+        if best >= 0 and candidates[best] >= min(limit, _WHOLE):
+            free[best] = False
+            found.append((row, best))
+    return np.array(found, np.int64).reshape(-1, 2)

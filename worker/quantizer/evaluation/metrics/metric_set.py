@@ -19,7 +19,7 @@ from worker.quantizer.evaluation.contributions import Contributions
 from worker.quantizer.evaluation.metrics.base import Array, Arrays, Meter, MetricBatch, UnfitError, finite
 from worker.quantizer.evaluation.metrics.classes import Accuracy, FScore, IntersectionOverUnion, TopK
 from worker.quantizer.evaluation.metrics.custom import FunctionMeter, GraphMeter, GraphProgram, MetricFunction
-from worker.quantizer.evaluation.metrics.detection import AveragePrecision
+from worker.quantizer.evaluation.metrics.detection import AveragePrecision, BoxAgreementRate, ScoreShift
 from worker.quantizer.evaluation.metrics.distances import FidelityMeter
 from worker.quantizer.evaluation.metrics.sequences import PerplexityMeter, WordErrors
 from worker.quantizer.evaluation.metrics.values import (
@@ -42,6 +42,8 @@ METERS: dict[str, Callable[[Any], Meter]] = {
     "precision": FScore,
     "recall": FScore,
     "map": AveragePrecision,
+    "box_agreement": BoxAgreementRate,
+    "confidence_shift": ScoreShift,
     "rmse": MeanError,
     "mae": MeanError,
     "r2": Determination,
