@@ -33,6 +33,7 @@ class AlgorithmBase(Contract):
     without_integers: ClassVar[str | None] = None
     may_give_integers: ClassVar[bool] = False  # weights may get integer types of it, whatever they have in the config
     modes: ClassVar[tuple[str, ...]] = ("static",)  # of quantization that it is for
+    needs_data: ClassVar[bool] = True  # where ranges need none: False if random inputs tell it enough
 
     accept: Literal["if_better", "if_better_at_end", "always"] = Field(
         default="if_better",
@@ -47,6 +48,11 @@ class AlgorithmBase(Contract):
     def is_judged(self) -> bool:
         """True if calibration samples are held back for judging it."""
         return self.accept != "always"
+
+    @property
+    def least_gain_db(self) -> float:
+        """What it must gain in SQNR to be kept, unless the metric is surely better: what it costs is worth no less."""
+        return 0.0
 
     @property
     def open_knobs(self) -> dict[str, tuple[Any, ...]]:

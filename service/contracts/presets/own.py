@@ -12,12 +12,16 @@ _EQUALIZED = ({"method": "cross_layer_equalization"}, {"method": "bias_correctio
 _ROUNDED = ({"method": "adaround"},)
 # What a network loses at once says little of what is left behind AdaRound.
 _EQUALIZED_AT_END = {"method": "cross_layer_equalization", "accept": "if_better_at_end"}
+_SELECTED = {"method": "selective_precision"}
+# Nor what corrections cure at less cost.
+_SELECTED_AT_END = {**_SELECTED, "accept": "if_better_at_end"}
 _WORDS = {
     "cross_layer_equalization": "cross-layer equalization",
     "smooth_quant": "SmoothQuant",
     "bias_correction": "bias correction",
     "adaround": "AdaRound",
     "adaquant": "AdaQuant",
+    "selective_precision": "selective precision",
 }
 
 _UINT8: dict[str, Any] = {"dtype": "uint8", "symmetric": False, "calibration": {"method": "minmax"}}
@@ -76,7 +80,7 @@ OWN_PRESETS = (
         "int8",
         "uint8 activations, int8 weights per channel, MinMax",
         "the default for CPUs",
-        _CORRECTED,
+        (_SELECTED_AT_END, *_CORRECTED),
         activation=_UINT8,
         weight=_PER_CHANNEL,
     ),
@@ -108,7 +112,7 @@ OWN_PRESETS = (
         "int8_accurate",
         "uint8 activations, int8 weights per channel, MinMax",
         "as fast as int8 on CPUs, for seconds more of quantizing",
-        _ROUNDED,
+        (_SELECTED_AT_END, *_ROUNDED),
         activation=_UINT8,
         weight=_PER_CHANNEL,
     ),
@@ -116,7 +120,7 @@ OWN_PRESETS = (
         "int8_transformer",
         "uint8 activations, int8 weights per channel, MinMax",
         "for transformers on CPUs",
-        ({"method": "smooth_quant"}, *_CORRECTED),
+        ({"method": "smooth_quant"}, _SELECTED_AT_END, *_CORRECTED),
         activation=_UINT8,
         weight=_PER_CHANNEL,
     ),
@@ -132,7 +136,7 @@ OWN_PRESETS = (
         "w4a8",
         "uint8 activations, int4 weights per channel by least square error, MinMax",
         "half the file of int8",
-        (_EQUALIZED_AT_END, {"method": "adaround", "scale_refit": True}),
+        (_EQUALIZED_AT_END, _SELECTED, {"method": "adaround", "scale_refit": True}),
         activation=_UINT8,
         weight={"dtype": "int4", "granularity": "per_channel", "calibration": {"method": "mse"}},
     ),
@@ -161,6 +165,7 @@ OWN_PRESETS = (
         "int8_weights",
         "int8 weights per channel and embeddings per row, everything else in float",
         "a quarter of the size at next to no loss, without data",
+        (_SELECTED,),
         mode="weights_only",
         weight=_PER_CHANNEL,
     ),

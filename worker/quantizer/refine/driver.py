@@ -30,6 +30,11 @@ _SAME_DB = 0.005
 METRIC_LOST = declare("metric-lost", "{metric} has no value any more")
 METRIC_WORSE = declare("metric-worse", "the metric got worse")
 NOT_FINITE = declare("outputs-not-finite", "SQNR {before:.2f} dB -> none: the outputs are not finite")
+NOT_WORTH_ITS_COST = declare(
+    "gain-too-small",
+    "SQNR {before:.2f} -> {after:.2f} dB, less than the {least:g} dB that it must gain",
+    by_design=True,
+)
 SQNR_WORSE = declare("sqnr-worse", "SQNR {before:.2f} -> {after:.2f} dB")
 
 
@@ -80,11 +85,11 @@ class Judge:
         """SQNR of the worst output in dB, and the first declared metric (else top-1) where the labels are there."""
         return self._scored(draft).score
 
-    def worse(self, after: Draft, before: Draft) -> Reason | None:
-        """Why ``after`` is worse than ``before``; None if it is not."""
+    def worse(self, after: Draft, before: Draft, *, least_gain_db: float = 0.0) -> Reason | None:
+        """Why ``after`` is worse than ``before``, or not better by enough; None if it is neither."""
         new, old = self._scored(after), self._scored(before)
-        facts = self._metrics.facts(self._metrics.primary)
-        return is_worse(new.score, old.score, facts, sure=surely_differ(new.evidence, old.evidence))
+        facts, sure = self._metrics.facts(self._metrics.primary), surely_differ(new.evidence, old.evidence)
+        return is_worse(new.score, old.score, facts, sure=sure, least_gain_db=least_gain_db)
 
     def _scored(self, draft: Draft) -> Scored:
         for known, found in self._known:
@@ -109,8 +114,10 @@ class Judge:
         )
 
 
-def is_worse(after: Score, before: Score, facts: MetricFacts, *, sure: bool) -> Reason | None:
-    """Why a draft with score ``after`` is worse than one with ``before``; None if it is not.
+def is_worse(
+    after: Score, before: Score, facts: MetricFacts, *, sure: bool, least_gain_db: float = 0.0
+) -> Reason | None:
+    """Why a draft with score ``after`` is worse than one with ``before``, or not better by enough; None if neither.
 
     The metric decides only where it moves by more than chance would: over few samples a single label more or less means
     nothing, while SQNR sees every score of every sample.
@@ -131,6 +138,8 @@ def is_worse(after: Score, before: Score, facts: MetricFacts, *, sure: bool) -> 
         return NOT_FINITE(before=before.sqnr_db)
     if after.sqnr_db < before.sqnr_db - _SAME_DB:
         return SQNR_WORSE(before=before.sqnr_db, after=after.sqnr_db)
+    if after.sqnr_db < before.sqnr_db + least_gain_db - _SAME_DB:
+        return NOT_WORTH_ITS_COST(before=before.sqnr_db, after=after.sqnr_db, least=least_gain_db)
     return None
 
 
@@ -251,7 +260,8 @@ def try_step(step: Step[Any], draft: Draft, toolkit: Toolkit, judge: Judge) -> T
     if made is draft or not result.judged or not step.spec.is_judged:
         return tried
     with toolkit.services.stages.stage(f"{step.method} acceptance"):
-        before, after, worse = judge.score(draft), judge.score(made), judge.worse(made, draft)
+        before, after = judge.score(draft), judge.score(made)
+        worse = judge.worse(made, draft, least_gain_db=step.spec.least_gain_db)
     return Tried(draft if worse else made, result, not worse, before, after, worse)
 
 
@@ -336,7 +346,7 @@ def _both_ways(
     plain, told_of_plain = refine(draft, rest, apart, judge)
     with toolkit.services.stages.stage(f"{step.method} acceptance"):
         before, after = judge.score(plain[-1]), judge.score(changed[-1])
-        worse = judge.worse(changed[-1], plain[-1])
+        worse = judge.worse(changed[-1], plain[-1], least_gain_db=step.spec.least_gain_db)
     summary = f"judged with all later steps: {tried.result.summary}"
     decided = Tried(
         draft if worse else tried.draft, replace(tried.result, summary=summary), not worse, before, after, worse
@@ -348,17 +358,22 @@ def _both_ways(
 def _told(step: Step[Any], tried: Tried, toolkit: Toolkit, judge: Judge) -> AlgorithmFigures:
     """What became of a step, for the report and in the log."""
     outcome = _figures(step, tried, judge)
-    reason = tried.result.reason
+    reason = tried.worse or tried.result.reason
     if reason is not None and reason.by_design:
-        toolkit.services.run.log(f"{step.method}: skipped: {outcome.summary}")
+        word = "" if tried.worse else "skipped: "
+        toolkit.services.run.log(f"{step.method}: {word}{outcome.summary}")
     else:
         toolkit.services.run.log(f"{step.method}: {outcome.summary}", "info" if outcome.kept else "warning")
     return outcome
 
 
 def _figures(step: Step[Any], tried: Tried, judge: Judge) -> AlgorithmFigures:
-    result, undone = tried.result, f"undone, as it made the network worse: {tried.worse}; " if tried.worse else ""
-    reason = tried.worse or result.reason
+    result, undone, reason = tried.result, "", tried.worse or tried.result.reason
+    if tried.worse is not None:
+        why = (
+            "as it gained too little" if tried.worse.code == NOT_WORTH_ITS_COST.code else "as it made the network worse"
+        )
+        undone = f"undone, {why}: {tried.worse}; "
     return AlgorithmFigures(
         method=step.spec.method,
         kept=tried.kept,
