@@ -8,7 +8,7 @@ it for others. The dearest errors for their cost go first, until the budget ends
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -46,7 +46,7 @@ NOTHING_PAYS = declare(
     by_design=True,
 )
 NOT_HELD = declare("weights-not-held", "the weights are too large for a walk that holds them twice", by_design=True)
-NO_FLOAT_OUTPUT = declare("no-float-output", "no output of floats tells what an error does", by_design=True)
+NO_FLOAT_OUTPUT = declare("no-float-output", "the network has no output of floats to measure errors by", by_design=True)
 
 # Errors travel through half of the network, in pairs of samples: about one pass over the calibration samples.
 _COPIES_PER_SAMPLE, _MOST_COPIES, _MOST_SAMPLES = 2, 224, 16
@@ -88,21 +88,29 @@ class OutputErrors:
 
     def without(self, raised: Collection[Tensor]) -> float:
         """SQNR of the worst output in dB where these are not rounded."""
-        left = [
-            max(total - sum(self.of[one].get(output, 0.0) for one in raised if one in self.of), total * _LEAST_SHARE)
-            for output, total in self.total.items()
-        ]
+        left = [max(total - self._held(output, raised), total * _LEAST_SHARE) for output, total in self.total.items()]
         return min((-10.0 * math.log10(noise) for noise in left if noise > 0), default=IDENTICAL_DB)
 
     def gain_db(self, raised: Collection[Raise]) -> float:
         """What these bring in SQNR of the worst output."""
         return self.without({tensor for one in raised for tensor in one.removed}) - self.without(())
 
+    def after(self, raised: Collection[Raise]) -> OutputErrors:
+        """What is left with these."""
+        removed = {tensor for one in raised for tensor in one.removed}
+        left = {
+            output: max(total - self._held(output, removed), total * _LEAST_SHARE)
+            for output, total in self.total.items()
+        }
+        return OutputErrors({tensor: noise for tensor, noise in self.of.items() if tensor not in removed}, left)
+
+    def _held(self, output: str, raised: Collection[Tensor]) -> float:
+        return sum(self.of[one].get(output, 0.0) for one in raised if one in self.of)
+
     def share(self, raised: Collection[Tensor]) -> float:
         """The part of the worst output's error that these hold."""
         worst = max(self.total, key=lambda output: self.total[output])
-        held = sum(self.of[one].get(worst, 0.0) for one in raised if one in self.of)
-        return held / self.total[worst] if self.total[worst] else 0.0
+        return self._held(worst, raised) / self.total[worst] if self.total[worst] else 0.0
 
 
 class Candidates:
@@ -154,7 +162,7 @@ class Candidates:
     def planned(self, found: Sequence[Raise]) -> list[Raise]:
         """The same, the likeliest of them, with what is rounded no more by the plan without them."""
         likely = sorted(found, key=lambda one: -self._errors.share(one.removed))[:_MOST_PLANNED]
-        return [replace(one, removed=self._lost(one.nodes)) if one.to_float else one for one in likely]
+        return [replace(one, removed=self._lost(one.nodes)) for one in likely]
 
     def _lost(self, nodes: Collection[str]) -> frozenset[Tensor]:
         return frozenset(self._tensors(self._plan) - self._tensors(self._plan_without(nodes)))
@@ -221,6 +229,19 @@ def stored_bytes(weight: WeightPlan, values: int) -> float:
     grid = weight.quantization
     scales = grid.scale.size * grid.scale.itemsize + grid.zero_point.size if isinstance(grid, IntegerGrid) else 0
     return values * bits_of(weight.spec.dtype) / 8 + scales
+
+
+def best_by_the_byte(candidates: Iterable[Raise], errors: OutputErrors, *, most_bytes: float) -> list[Raise]:
+    """What a budget of bytes buys, most error for a byte first.
+
+    More bits for a weight cost nothing but bytes: there is no set too large.
+    """
+    chosen, left = list[Raise](), most_bytes
+    for one in sorted(candidates, key=lambda one: -errors.share(one.removed) / max(one.size_bytes, 1.0)):
+        if one.size_bytes <= left:
+            chosen.append(one)
+            left -= one.size_bytes
+    return chosen
 
 
 def smallest_set(
@@ -336,14 +357,20 @@ class SelectivePrecisionStep(Step[SelectivePrecision]):
         candidates = Candidates(draft, errors, planned)
         most_bytes = spec.max_weight_growth * candidates.weight_bytes
         most_work = spec.max_float_share * candidates.multiply_adds
-        found = [*candidates.widened(), *candidates.in_float(most_bytes, most_work)]
-        chosen = smallest_set(found, errors, most_bytes=most_bytes, most_multiply_adds=most_work)
-        if errors.gain_db(chosen) >= spec.min_gain_db:  # if all goes well: planning tells
+        widened = best_by_the_byte(candidates.widened(), errors, most_bytes=most_bytes)
+        if errors.gain_db(widened) < spec.min_gain_db:
+            widened = []
+        most_bytes -= sum(one.size_bytes for one in widened)
+        rest, taken = errors.after(widened), {name for one in widened for name in one.nodes}
+        found = [one for one in candidates.in_float(most_bytes, most_work) if not one.nodes & taken]
+        in_float = smallest_set(found, rest, most_bytes=most_bytes, most_multiply_adds=most_work)
+        if rest.gain_db(in_float) >= spec.min_gain_db:  # if all goes well: planning tells
             found = candidates.planned(found)
-            chosen = smallest_set(found, errors, most_bytes=most_bytes, most_multiply_adds=most_work)
+            in_float = smallest_set(found, rest, most_bytes=most_bytes, most_multiply_adds=most_work)
+        chosen = [*widened, *(in_float if rest.gain_db(in_float) >= spec.min_gain_db else ())]
         gain_db = errors.gain_db(chosen)
-        if not chosen or gain_db < spec.min_gain_db:
-            return StepResult.nothing(NOTHING_PAYS(gain=gain_db, least=spec.min_gain_db))
+        if not chosen:
+            return StepResult.nothing(NOTHING_PAYS(gain=rest.gain_db(in_float), least=spec.min_gain_db))
         nodes = [name for one in chosen if one.to_float for name in one.nodes]
         weights = [name for one in chosen for name in one.weights]
         facts = facts.with_kept_float(dict.fromkeys(nodes, MOST_ERROR())).with_widened(weights)

@@ -17,7 +17,14 @@ from tests.unit.quantizer.search.benches import chain_of_convolutions, toolkit_f
 from tests.unit.quantizer.toolbox import config, make_model, normal, quantize_file, run_onnx, sqnr_db
 from worker.quantizer.pipeline import Result
 from worker.quantizer.plan.parameters import Parameters
-from worker.quantizer.search.selective import OutputErrors, Raise, SelectivePrecisionStep, output_errors, smallest_set
+from worker.quantizer.search.selective import (
+    OutputErrors,
+    Raise,
+    SelectivePrecisionStep,
+    best_by_the_byte,
+    output_errors,
+    smallest_set,
+)
 
 STEP = {"method": "selective_precision"}
 QUICK = {"evaluation": {"latency_runs": 1, "layer_samples": 1, "advice_seconds": 0}}
@@ -189,7 +196,7 @@ def test_weights_of_four_bits_get_eight(tmp_path: Path) -> None:
     weight = {"dtype": "int4", "granularity": "per_channel"}
     result = quantized(tmp_path, dead_input(), without_signal(), weight=weight)
     dtypes = {layer.name: layer.weight_dtype for layer in result.report.layers}
-    assert outcome(result).kept and "with weights of 8 bits (first)" in outcome(result).summary
+    assert outcome(result).kept and "with weights of 8 bits (first" in outcome(result).summary
     assert dtypes["first"] == "int8" and dtypes["conv3"] == "int4"
 
 
@@ -223,3 +230,6 @@ def test_the_smallest_set_within_the_budget() -> None:
     assert chosen([one("e", 1)]) == set()  # too little of the error
     assert chosen([one("a", 1), one("b", 1), one("c", 1), one("d", 1)]) == {"a", "b", "c", "d"}
     assert chosen([]) == set()
+    # more bits are worth what the budget buys
+    bought = best_by_the_byte([one("a", 90), one("b", 20), one("c", 70), one("d", 10)], errors, most_bytes=100.0)
+    assert {name for raised in bought for name in raised.nodes} == {"b", "d", "c"}
