@@ -80,6 +80,8 @@ _SESSION_NODE = 3e-4
 _EXAMINED_SAMPLES = 220
 _WALK_PASSES = 3.0
 _BACKWARD_PASSES = 9.0
+# Samples that carried errors are worth, at most.
+_CARRIED = 112
 # Of the moments solver, whose matrices are small.
 _MULTIPLICATIONS_PER_SECOND = 2.2e10
 # A process that runs a few samples with and without the runtime's optimizations, which is slower.
@@ -220,6 +222,13 @@ def _search(algorithm: Any, facts: CostFacts) -> float:
     return found if limit is None else min(found, float(limit))
 
 
+def _selective(algorithm: Any, facts: CostFacts) -> float:
+    """Errors travel through half of the network one by one, in pieces of it; the whole runs beside them."""
+    return (
+        min(facts.calibration_samples, _CARRIED) * facts.sample_seconds * _STATISTICS + 4 * _SESSION_NODE * facts.nodes
+    )
+
+
 _COSTS: dict[str, Callable[[Any, CostFacts], float]] = {
     "cross_layer_equalization": _equalization,
     "smooth_quant": _equalization,
@@ -231,4 +240,5 @@ _COSTS: dict[str, Callable[[Any, CostFacts], float]] = {
     "qat": _training,
     "autopilot": _search,
     "mixed_precision": _search,
+    "selective_precision": _selective,
 }

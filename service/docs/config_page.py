@@ -131,9 +131,9 @@ has one. Each is judged on held-out calibration samples and undone, with a note 
 `reconsidered` only where the model still loses something behind them.
 A step with `when: loss` runs only where the model so far loses something, and is skipped with reason `no-loss-left`
 otherwise: presets `int8` and `npu_int8` go on in this way until nothing is lost, or no step is left. An entry that a
-config lists itself runs always, unless it sets `when`. A loss is estimated without labels, on held-out calibration samples:
-more than 0.5 % of the decisions are expected to differ from the float model's, given its margins and the noise of the
-scores; or an output without class scores has an SQNR below 26 dB.
+config lists itself runs always, unless it sets `when`. A loss is estimated without labels, on held-out calibration
+samples: more than 0.5 % of the decisions are expected to differ from the float model's, given its margins and the
+noise of the scores; or an output without class scores has an SQNR below 26 dB.
 Algorithms in an order in which one would undo another are refused with the right order.
 
 | method | what it does |
@@ -144,6 +144,7 @@ Algorithms in an order in which one would undo another are refused with the righ
 | `awq` | the same for mode weights_only: weights that meet large inputs are rounded least |
 | `sensitivity` | ranks layers by the effect of their precision on the output; changes nothing |
 | `mixed_precision` | keeps some layers in a higher type, chosen by their effect on the output |
+| `selective_precision` | raises the few layers whose quantization costs most output error for their bytes |
 | `bias_correction` | restores the channel means that quantization changed |
 | `adaround` | AdaRound: rounds each weight up or down, layer by layer, to minimize the change of the layer's output |
 | `adaquant` | AdaQuant: updates weights, biases, scales by gradient descent, layer by layer; all types |
@@ -179,6 +180,23 @@ interrupted search resumes.
 `mixed_precision` first ranks the layers; the ranking is a file of the job (`sensitivity.json`, `sensitivity.csv`) and
 is reused by later jobs on the same model and data. With one weight scale per tensor, list it between
 `cross_layer_equalization` and `bias_correction`: it measures every mix together with the correction that follows.
+For the best mix of 4- and 8-bit weights within a number of bytes, set a goal out of reach and a budget:
+
+```json
+{"algorithms": [{"method": "mixed_precision", "budget": {"max_weight_bytes": 1500000},
+                 "high": {"activation": {}, "weight": {"granularity": "per_channel"}},
+                 "low": {"activation": {}, "weight": {"dtype": "int4", "granularity": "per_channel"}},
+                 "goal": {"kind": "distance", "metric": "sqnr", "limit": 100}}]}
+```
+
+`selective_precision`, a step of the presets for CPUs, rounds each weight and each tensor alone on a few samples and
+carries its error to the outputs. Those that hold most of the error for their bytes are raised: weights below 8 bits to
+8, other layers and products of two activations (such as the probabilities times values of attention) to float. It takes
+the smallest set that brings most of the gain within `max_weight_growth` and `max_float_share`, and is undone unless it
+gains `min_gain_db` on held-out samples, or the metric is surely better. List it before corrections, with `accept`
+`if_better_at_end`: what they cure by themselves is then not raised. The report names what was raised, the bytes,
+and the SQNR before and after. Modes weights_only and dynamic need no data for it: random inputs tell less. Targets that
+run the whole network on integers are left as they are.
 """
 LOSSES = """### Losses
 

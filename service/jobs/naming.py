@@ -17,6 +17,7 @@ ALGORITHM_NAMES: dict[str, str] = {
     "adaround": "AdaRound",
     "adaquant": "AdaQuant",
     "mixed_precision": "mixed precision",
+    "selective_precision": "selective precision",
     "autopilot": "autopilot",
     "sensitivity": "sensitivity",
     "qat": "QAT",

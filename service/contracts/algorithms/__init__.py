@@ -11,7 +11,13 @@ from service.contracts.algorithms.equalization import (
     SmoothQuant,
 )
 from service.contracts.algorithms.finetune import AdaQuant, AdaRound, Finetuning, LearningRateAdjust
-from service.contracts.algorithms.precision import Autopilot, MixedPrecision, SensitivityAnalysis, with_levels
+from service.contracts.algorithms.precision import (
+    Autopilot,
+    MixedPrecision,
+    SelectivePrecision,
+    SensitivityAnalysis,
+    with_levels,
+)
 from service.contracts.algorithms.training import QuantizationAwareTraining
 from service.contracts.algorithms.union import Algorithm, algorithm_contradictions, in_order
 
@@ -29,6 +35,7 @@ __all__ = [
     "MixedPrecision",
     "OutlierChannels",
     "QuantizationAwareTraining",
+    "SelectivePrecision",
     "SensitivityAnalysis",
     "SmoothQuant",
     "algorithm_contradictions",

@@ -33,6 +33,7 @@ class AlgorithmBase(Contract):
     without_integers: ClassVar[str | None] = None
     may_give_integers: ClassVar[bool] = False  # weights may get integer types of it, whatever they have in the config
     modes: ClassVar[tuple[str, ...]] = ("static",)  # of quantization that it is for
+    needs_data: ClassVar[bool] = True  # where ranges need none: False if random inputs tell it enough
 
     accept: Literal["if_better", "if_better_at_end", "reconsidered", "always"] = Field(
         default="if_better",
@@ -62,6 +63,11 @@ class AlgorithmBase(Contract):
     def holds_samples_back(self) -> bool:
         """True if calibration samples are held back for judging it, or what is there before it."""
         return self.is_judged or self.when == "loss"
+
+    @property
+    def least_gain_db(self) -> float:
+        """What it must gain in SQNR to be kept, unless the metric is surely better: what it costs is worth no less."""
+        return 0.0
 
     @property
     def open_knobs(self) -> dict[str, tuple[Any, ...]]:

@@ -139,6 +139,47 @@ class MixedPrecision(AlgorithmBase):
         return self
 
 
+class SelectivePrecision(AlgorithmBase):
+    """Selective precision: raises the few layers whose quantization costs most output error for their bytes.
+
+    Each weight and each tensor is rounded alone, and its error carried to the output. Weights below 8 bits are raised
+    to 8 bits, other layers and products of two activations to float, within a budget of bytes and multiply-accumulates:
+    the smallest set that brings most of the gain. Targets that run the whole network on integers are left as they are.
+    """
+
+    place = 2
+    needs_data = False
+    modes: ClassVar[tuple[str, ...]] = ("static", "weights_only", "dynamic")
+
+    method: Literal["selective_precision"] = "selective_precision"
+    max_weight_growth: float = Field(
+        default=0.05, gt=0.0, le=8.0, description="Budget: largest growth of all quantized weights, as a share of them."
+    )
+    max_float_share: float = Field(
+        default=0.05,
+        ge=0.0,
+        le=1.0,
+        description=(
+            "Budget: largest share of the multiply-accumulates of layers with weights that may return to float. "
+            "Products of two activations do not count: integers hardly make them faster."
+        ),
+    )
+    min_gain_db: float = Field(
+        default=1.0,
+        ge=0.0,
+        description=(
+            "Smallest gain of SQNR on held-out samples that is worth the bytes, in dB; a metric that is surely better "
+            "counts, too."
+        ),
+    )
+    samples: RankingSamples = None
+
+    @property
+    def least_gain_db(self) -> float:
+        """What it must gain to be kept."""
+        return self.min_gain_db
+
+
 def with_levels(entry: Any, activation: Any, weight: Any) -> Any:
     """An entry of ``algorithms`` whose ``combination`` is spelled out on top of the config's own specs.
 

@@ -16,7 +16,7 @@ from service.contracts.algorithms.equalization import (
     SmoothQuant,
 )
 from service.contracts.algorithms.finetune import AdaQuant, AdaRound
-from service.contracts.algorithms.precision import Autopilot, MixedPrecision, SensitivityAnalysis
+from service.contracts.algorithms.precision import Autopilot, MixedPrecision, SelectivePrecision, SensitivityAnalysis
 from service.contracts.algorithms.training import QuantizationAwareTraining
 from service.contracts.specs import is_integer
 from service.contracts.validation import Contradiction
@@ -32,6 +32,7 @@ Algorithm = Annotated[
     | QuantizationAwareTraining
     | SensitivityAnalysis
     | MixedPrecision
+    | SelectivePrecision
     | Autopilot,
     Field(discriminator="method"),
 ]

@@ -10,21 +10,29 @@ from service.contracts.presets.quark import NPU_PREPARATION
 _CORRECTED = ({"method": "bias_correction"},)
 _EQUALIZED = ({"method": "cross_layer_equalization"}, {"method": "bias_correction", "mode": "full"})
 _ROUNDED = ({"method": "adaround"},)
-# What a network loses at once says little of what is left behind AdaRound.
 # Equalized and corrected; where that leaves a loss, rounded by reconstruction too, with and without equalization.
 _LADDER = (
     {"method": "cross_layer_equalization", "accept": "reconsidered"},
     {"method": "bias_correction", "mode": "full"},
     {"method": "adaround", "scale_refit": True, "when": "loss"},
 )
-_SMOOTHED_ON_LOSS = ({"method": "smooth_quant", "when": "loss"}, *_CORRECTED)
+# What a network loses at once says little of what is left behind AdaRound.
 _EQUALIZED_AT_END = {"method": "cross_layer_equalization", "accept": "if_better_at_end"}
+_SELECTED = {"method": "selective_precision"}
+# Nor what corrections cure at less cost.
+_SELECTED_AT_END = {**_SELECTED, "accept": "if_better_at_end"}
+_SMOOTHED_ON_LOSS = (
+    {"method": "smooth_quant", "when": "loss"},
+    {**_SELECTED_AT_END, "when": "loss"},
+    *_CORRECTED,
+)
 _WORDS = {
     "cross_layer_equalization": "cross-layer equalization",
     "smooth_quant": "SmoothQuant",
     "bias_correction": "bias correction",
     "adaround": "AdaRound",
     "adaquant": "AdaQuant",
+    "selective_precision": "selective precision",
 }
 
 _UINT8: dict[str, Any] = {"dtype": "uint8", "symmetric": False, "calibration": {"method": "minmax"}}
@@ -117,7 +125,7 @@ OWN_PRESETS = (
         "int8_accurate",
         "uint8 activations, int8 weights per channel, MinMax",
         "as fast as int8 on CPUs, for seconds more of quantizing",
-        _ROUNDED,
+        (_SELECTED_AT_END, *_ROUNDED),
         activation=_UINT8,
         weight=_PER_CHANNEL,
     ),
@@ -125,7 +133,7 @@ OWN_PRESETS = (
         "int8_transformer",
         "uint8 activations, int8 weights per channel, MinMax",
         "for transformers on CPUs",
-        ({"method": "smooth_quant"}, *_CORRECTED),
+        ({"method": "smooth_quant"}, _SELECTED_AT_END, *_CORRECTED),
         activation=_UINT8,
         weight=_PER_CHANNEL,
     ),
@@ -141,7 +149,7 @@ OWN_PRESETS = (
         "w4a8",
         "uint8 activations, int4 weights per channel by least square error, MinMax",
         "half the file of int8",
-        (_EQUALIZED_AT_END, {"method": "adaround", "scale_refit": True}),
+        (_EQUALIZED_AT_END, _SELECTED, {"method": "adaround", "scale_refit": True}),
         activation=_UINT8,
         weight={"dtype": "int4", "granularity": "per_channel", "calibration": {"method": "mse"}},
     ),
@@ -170,6 +178,7 @@ OWN_PRESETS = (
         "int8_weights",
         "int8 weights per channel and embeddings per row, everything else in float",
         "a quarter of the size at next to no loss, without data",
+        (_SELECTED,),
         mode="weights_only",
         weight=_PER_CHANNEL,
     ),

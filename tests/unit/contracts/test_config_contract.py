@@ -235,7 +235,7 @@ def test_each_mode_runs_the_algorithms_that_have_something_to_do_in_it() -> None
     for mode, own in (("dynamic", "smooth_quant"), ("weights_only", "awq")):
         assert parse_config({"mode": mode, **methods(own, "bias_correction", "adaround")}).algorithms
         ((_, message),) = problems({"mode": mode, **methods("outlier_channels")})
-        known = f"{own}, bias_correction, adaround, adaquant"
+        known = f"{own}, bias_correction, adaround, adaquant, selective_precision"
         assert f"mode {mode} runs no algorithms but {known}; remove outlier_channels" in message
     ((_, message),) = problems(methods("awq"))
     assert "mode static runs no algorithms but " in message and "remove awq" in message

@@ -7,6 +7,7 @@ import typer
 from typer.testing import CliRunner
 
 from service.cli import register
+from service.contracts.algorithms.union import ALGORITHMS
 from service.contracts.config import QuantizationConfig, parse_config
 from service.contracts.data_checks import check_data_given
 from service.contracts.errors import CalibrationMissingError
@@ -39,13 +40,14 @@ def test_a_step_of_a_preset_that_waits_for_a_loss_runs_always_where_a_config_nam
 RANGELESS = {
     name
     for name, preset in PRESETS.items()
-    if preset.settings.get("mode", "static") != "static" and not preset.settings.get("algorithms")
+    if preset.settings.get("mode", "static") != "static"
+    and not any(ALGORITHMS[entry["method"]].needs_data for entry in preset.settings.get("algorithms", ()))
 }
 
 
 @each("name", list(PRESETS))
 def test_only_recipes_that_take_ranges_or_learn_ask_for_data(name: str) -> None:
-    assert {"int8_dynamic", "int4_weights", "float16_model"} <= RANGELESS
+    assert {"int8_dynamic", "int8_weights", "int4_weights", "float16_model"} <= RANGELESS
     config = QuantizationConfig(preset=name)
     if name in RANGELESS or config.random_calibration is not None:
         check_data_given(config, calibration=False, evaluation=False)

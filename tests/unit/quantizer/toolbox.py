@@ -174,7 +174,7 @@ def write_npz(path: Path, **arrays: np.ndarray) -> DatasetSource:
 def quantize_file(
     folder: Path,
     model: onnx.ModelProto,
-    calibration: Arrays,
+    calibration: Arrays | None,
     settings: QuantizationConfig | None = None,
     *,
     evaluation: Arrays | None = None,
@@ -191,7 +191,6 @@ def quantize_file(
             continue
         write_npz(folder / f"{name}.npz", **arrays)
         sources.append(DatasetSource(path=str(folder / f"{name}.npz"), preprocessing=spec))
-    assert sources[0] is not None
     return quantize(
         folder / "float.onnx", settings or config(), sources[0], sources[1], run=run or SilentRun(), threads=1
     )

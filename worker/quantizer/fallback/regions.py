@@ -18,12 +18,10 @@ from service.contracts.reason import Reason, declare
 from service.contracts.report import LatencyFigures, RegionFigures
 from worker.quantizer.graph.values import is_constant, node_name, plain_attributes, users
 from worker.quantizer.ops.table import Family, operator
-from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.types import QuantizationPlan, Role
 from worker.quantizer.refine.draft import Case, Draft, QuantizedDraft
-from worker.quantizer.refine.step import calibrate
 from worker.quantizer.run.services import Services
-from worker.quantizer.search.levels import ranges_of
+from worker.quantizer.search.levels import under_facts
 from worker.quantizer.search.trials import OutOfTimeError
 
 WHOLE = "region"
@@ -250,24 +248,8 @@ def without(draft: Draft, nodes: Collection[str], reason: Reason, case: Case, se
         EngineError: the runtime failed where a range had to be found anew.
         CanceledError: the run was canceled.
     """
-    before = draft.plan
     facts = draft.prepared.facts.with_kept_float(dict.fromkeys(nodes, reason))
-    made = draft.replanned(case.config, replace(draft.prepared, facts=facts))
-    plan = made.plan
-    plan.silent, plan.kept_apart = dict(before.silent), before.kept_apart
-    for tensor, activation in plan.activations.items():
-        if tensor in before.activations:
-            activation.spec = before.activations[tensor].spec
-    for name, weight in plan.weights.items():
-        if name in before.weights:
-            weight.spec, weight.granularity = before.weights[name].spec, before.weights[name].granularity
-    for name, bias in plan.biases.items():
-        if name in before.biases:
-            bias.spec, bias.reason = before.biases[name].spec, before.biases[name].reason
-    filled = calibrate(made, case, services, kept=ranges_of(draft, plan, case, services))
-    _take_numbers(filled, before)
-    plan_log = draft.plan_log.followed_by(*filled.plan_log.notes)
-    return replace(filled, prepared=made.prepared, plan_log=plan_log, changed=tuple(nodes))
+    return replace(under_facts(draft, facts, case, services), changed=tuple(nodes))
 
 
 def in_float(draft: Draft) -> Draft:
@@ -279,22 +261,3 @@ def in_float(draft: Draft) -> Draft:
     for entry in nodes.values():
         entry.activation_reason = None
     return replace(draft, plan=QuantizationPlan(nodes=nodes, ranges=dict(draft.plan.ranges)))
-
-
-def _take_numbers(draft: Draft, before: QuantizationPlan) -> None:
-    """Give what both plans hold the numbers of ``before``, which algorithms may have chosen."""
-    plan = draft.plan
-    for tensor, activation in plan.activations.items():
-        known = before.activations.get(tensor)
-        if known is not None and known.source == activation.source:
-            activation.quantization = known.quantization
-    for name in plan.weights.keys() & before.weights.keys():
-        plan.weights[name] = replace(before.weights[name])
-    kept = {*plan.weights, *(bias.initializer for bias in plan.biases.values())}
-    plan.moved = {name: array for name, array in before.moved.items() if name in kept}
-    old, new = Parameters(draft.graph, before), Parameters(draft.graph, plan)
-    nodes = {node_name(node): node for node in draft.graph}
-    for name, bias in plan.biases.items():
-        found = old.of(nodes[name], 2) if name in before.biases else None
-        if found is not None and bias.quantization is not None:
-            new.put(nodes[name], 2, found.unrounded, refit=True)

@@ -85,10 +85,11 @@ class NodeFacts:
     simulated: frozenset[str] = frozenset()
     # nodes that compute another function than the float model: its operator, without attributes, of the same inputs
     stand_ins: Mapping[str, str] = field(default_factory=dict)
-    # nodes that an algorithm has put in and that are to compute in float, and why
+    # nodes that an algorithm has put in, or chosen, and that are to compute in float, and why
     kept_float: Mapping[str, Reason] = field(default_factory=dict)
     smoothed: frozenset[str] = frozenset()  # consumers whose input SmoothQuant has dealt with
-    widened: frozenset[str] = frozenset()  # tensors whose range counts that an algorithm has given 16 bits
+    # what an algorithm has given more bits: tensors whose range counts, 16; weights below 8 bits, 8
+    widened: frozenset[str] = frozenset()
 
     def with_op_types(self, op_types: Mapping[str, str]) -> NodeFacts:
         """These facts and the operators of more nodes."""
@@ -111,7 +112,7 @@ class NodeFacts:
         return replace(self, smoothed=self.smoothed | set(names))
 
     def with_widened(self, tensors: Collection[str]) -> NodeFacts:
-        """These facts and more tensors of 16 bits."""
+        """These facts and more tensors, or weights, of more bits."""
         return replace(self, widened=self.widened | set(tensors))
 
 

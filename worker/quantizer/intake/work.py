@@ -33,7 +33,7 @@ def work_of(graph: ir.Graph) -> Work | None:
     if not sizes:
         return None
     return Work(
-        multiply_adds=min(sum(map(_multiply_adds, nodes)), _MOST),
+        multiply_adds=min(sum(map(multiply_adds, nodes)), _MOST),
         activation_bytes=min(_FLOAT_BYTES * sum(sizes), _MOST),
         largest_activation_bytes=min(_FLOAT_BYTES * max(sizes), _MOST),
         nodes=len(nodes),
@@ -68,7 +68,7 @@ def matrix_kinds(nodes: Iterable[ir.Node]) -> tuple[MatrixKind, ...]:
     )
 
 
-def _multiply_adds(node: ir.Node) -> int:
+def multiply_adds(node: ir.Node) -> int:
     """Multiplications of one sample, 0 for operators that are no products."""
     taken, given = _dims(input_of(node, 0)), _dims(node.outputs[0])
     weight = _dims(input_of(node, 1), batched=False)

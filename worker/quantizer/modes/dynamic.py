@@ -36,6 +36,7 @@ from worker.quantizer.graph.values import (
 from worker.quantizer.numerics.integer import PER_TENSOR, IntegerGrid
 from worker.quantizer.ops.linear import CONVOLUTIONS, LINEAR, linear_view, recurrent_weights
 from worker.quantizer.ops.table import named, operator
+from worker.quantizer.plan.build import widen
 from worker.quantizer.plan.candidates import leave_subgraphs, plan_subgraph_weights
 from worker.quantizer.plan.grids import OPERANDS_NOT_FLOAT32, plan_weight, unusable_weight
 from worker.quantizer.plan.parameters import Parameters
@@ -77,10 +78,11 @@ def plan_weights(
     selection = Selection(config, Matcher(graph, facts.op_types))
     plan = QuantizationPlan()
     for node in graph:
-        reason = _reason(node, selection, candidates, why_not)
+        reason = _reason(node, selection, candidates, why_not) or facts.kept_float.get(node_name(node))
         plan.nodes[node_name(node)] = NodePlan(node_name(node), node.op_type, None if reason else Role.LINEAR, reason)
         if reason is None:
             plan_weight(node, plan, selection, plan_log)
+    widen(plan, facts)
     leave_subgraphs(graph, plan)
     plan_recurrent(graph, plan, selection, plan_log, why_float=why_float)
     plan_embeddings(graph, plan, selection, plan_log, ties=ties)

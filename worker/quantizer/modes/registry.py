@@ -36,6 +36,7 @@ from worker.quantizer.run.services import Services
 from worker.quantizer.runtime.session import refusals, session_options
 from worker.quantizer.search.autopilot import AutopilotStep
 from worker.quantizer.search.mixed_precision import MixedPrecisionStep
+from worker.quantizer.search.selective import SelectivePrecisionStep
 from worker.quantizer.search.sensitivity import SensitivityStep
 from worker.quantizer.training import TrainingStep
 
@@ -53,6 +54,7 @@ STEPS: dict[str, Callable[[Any], Step[Any]]] = {
     "qat": TrainingStep,
     "sensitivity": SensitivityStep,
     "mixed_precision": MixedPrecisionStep,
+    "selective_precision": SelectivePrecisionStep,
     "autopilot": AutopilotStep,
 }
 

@@ -22,6 +22,7 @@ rule 1, and on the specs at the end.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import onnx_ir as ir
@@ -34,7 +35,9 @@ from service.contracts.specs import (
     MinMaxCalibration,
     NonOverflowCalibration,
     WeightSpec,
+    bits_of,
     is_block,
+    is_integer,
 )
 from worker.quantizer.graph.metadata import ACROSS_BORDER, Borders, NodeFacts, apart
 from worker.quantizer.graph.values import (
@@ -114,7 +117,7 @@ def build_plan(
     if not target.whole:
         keep_only_between_quantized(graph, plan)
     _plan_tensors(graph, plan, selection, movers, target, plan_log)
-    _widen(plan, facts)
+    widen(plan, facts)
     if not target.whole:  # which run all of a layer on integers or none of it
         plan_recurrent(graph, plan, selection, plan_log, why_float=recurrence_in_float(target.name))
     target.run(Stage.SPECS, context)
@@ -213,11 +216,20 @@ def _plan_tensors(
         plan.activations[tensor] = ActivationPlan(tensor, root, specs[root])
 
 
-def _widen(plan: QuantizationPlan, facts: NodeFacts) -> None:
-    """Give tensors that an algorithm has chosen twice as many bits; the target's rules may take them back."""
+def widen(plan: QuantizationPlan, facts: NodeFacts) -> None:
+    """Give tensors and weights that an algorithm has chosen more bits; the target's rules may take them back."""
     for entry in plan.activations.values():
         if entry.source in facts.widened and entry.spec.dtype in WIDER:
             entry.spec = entry.spec.model_copy(update={"dtype": WIDER[entry.spec.dtype]})
+    for weight in plan.weights.values():
+        if weight.initializer in facts.widened and can_widen(weight):
+            weight.spec = weight.spec.model_copy(update={"dtype": re.sub(r"\d+", "8", weight.spec.dtype)})
+
+
+def can_widen(weight: WeightPlan) -> bool:
+    """True for weights that ``widen`` gives 8 bits: integers of fewer, without blocks."""
+    spec = weight.spec
+    return is_integer(spec.dtype) and bits_of(spec.dtype) < 8 and spec.granularity != "per_block"
 
 
 def _wanted_by_readers(

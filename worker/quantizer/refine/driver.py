@@ -10,7 +10,7 @@ from service.contracts.algorithms import Algorithm
 from service.contracts.reason import Reason, declare
 from service.contracts.report import AlgorithmFigures, ReconstructionError, Score
 from worker.quantizer.refine.draft import Draft
-from worker.quantizer.refine.judge import Judge
+from worker.quantizer.refine.judge import NOT_WORTH_ITS_COST, Judge
 from worker.quantizer.refine.step import Step, StepResult, Toolkit
 
 NO_LOSS = declare("no-loss-left", "the model so far loses nothing that matters on held-back samples", by_design=True)
@@ -41,7 +41,8 @@ def try_step(step: Step[Any], draft: Draft, toolkit: Toolkit, judge: Judge) -> T
     if made is draft or not result.judged or not step.spec.is_judged:
         return tried
     with toolkit.services.stages.stage(f"{step.method} acceptance"):
-        before, after, worse = judge.score(draft), judge.score(made), judge.worse(made, draft)
+        before, after = judge.score(draft), judge.score(made)
+        worse = judge.worse(made, draft, least_gain_db=step.spec.least_gain_db)
     return Tried(draft if worse else made, result, not worse, before, after, worse)
 
 
@@ -140,7 +141,8 @@ def _with_rest(
 
     def decided(before: Draft, after: Draft, words: str) -> Tried:
         with toolkit.services.stages.stage(f"{step.method} acceptance"):
-            scores, worse = (judge.score(before), judge.score(after)), judge.worse(after, before)
+            scores = judge.score(before), judge.score(after)
+            worse = judge.worse(after, before, least_gain_db=step.spec.least_gain_db)
         result = replace(tried.result, summary=words + tried.result.summary)
         return Tried(draft if worse else tried.draft, result, not worse, *scores, worse)
 
@@ -160,17 +162,22 @@ def _with_rest(
 def _told(step: Step[Any], tried: Tried, toolkit: Toolkit, judge: Judge) -> AlgorithmFigures:
     """What became of a step, for the report and in the log."""
     outcome = _figures(step, tried, judge)
-    reason = tried.result.reason
+    reason = tried.worse or tried.result.reason
     if reason is not None and reason.by_design:
-        toolkit.services.run.log(f"{step.method}: skipped: {outcome.summary}")
+        word = "" if tried.worse else "skipped: "
+        toolkit.services.run.log(f"{step.method}: {word}{outcome.summary}")
     else:
         toolkit.services.run.log(f"{step.method}: {outcome.summary}", "info" if outcome.kept else "warning")
     return outcome
 
 
 def _figures(step: Step[Any], tried: Tried, judge: Judge) -> AlgorithmFigures:
-    result, undone = tried.result, f"undone, as it made the network worse: {tried.worse}; " if tried.worse else ""
-    reason = tried.worse or result.reason
+    result, undone, reason = tried.result, "", tried.worse or tried.result.reason
+    if tried.worse is not None:
+        why = (
+            "as it gained too little" if tried.worse.code == NOT_WORTH_ITS_COST.code else "as it made the network worse"
+        )
+        undone = f"undone, {why}: {tried.worse}; "
     return AlgorithmFigures(
         method=step.spec.method,
         kept=tried.kept,

@@ -25,6 +25,11 @@ _SAME_DB = 0.005
 METRIC_LOST = declare("metric-lost", "{metric} has no value any more")
 METRIC_WORSE = declare("metric-worse", "the metric got worse")
 NOT_FINITE = declare("outputs-not-finite", "SQNR {before:.2f} dB -> none: the outputs are not finite")
+NOT_WORTH_ITS_COST = declare(
+    "gain-too-small",
+    "SQNR {before:.2f} -> {after:.2f} dB, less than the {least:g} dB that it must gain",
+    by_design=True,
+)
 SQNR_WORSE = declare("sqnr-worse", "SQNR {before:.2f} -> {after:.2f} dB")
 
 
@@ -87,11 +92,11 @@ class Judge:
         """SQNR of the worst output in dB, and the first declared metric (else top-1) where the labels are there."""
         return self._scored(draft).score
 
-    def worse(self, after: Draft, before: Draft) -> Reason | None:
-        """Why ``after`` is worse than ``before``; None if it is not."""
+    def worse(self, after: Draft, before: Draft, *, least_gain_db: float = 0.0) -> Reason | None:
+        """Why ``after`` is worse than ``before``, or not better by enough; None if it is neither."""
         new, old = self._scored(after), self._scored(before)
-        facts = self._metrics.facts(self._metrics.primary)
-        return is_worse(new.score, old.score, facts, sure=surely_differ(new.evidence, old.evidence))
+        facts, sure = self._metrics.facts(self._metrics.primary), surely_differ(new.evidence, old.evidence)
+        return is_worse(new.score, old.score, facts, sure=sure, least_gain_db=least_gain_db)
 
     def loss(self, draft: Draft) -> str | None:
         """What ``draft`` has lost beside the float model, in words; None if nothing that matters."""
@@ -123,8 +128,10 @@ class Judge:
         )
 
 
-def is_worse(after: Score, before: Score, facts: MetricFacts, *, sure: bool) -> Reason | None:
-    """Why a draft with score ``after`` is worse than one with ``before``; None if it is not.
+def is_worse(
+    after: Score, before: Score, facts: MetricFacts, *, sure: bool, least_gain_db: float = 0.0
+) -> Reason | None:
+    """Why a draft with score ``after`` is worse than one with ``before``, or not better by enough; None if neither.
 
     The metric decides only where it moves by more than chance would: over few samples a single label more or less means
     nothing, while SQNR sees every score of every sample.
@@ -145,4 +152,6 @@ def is_worse(after: Score, before: Score, facts: MetricFacts, *, sure: bool) -> 
         return NOT_FINITE(before=before.sqnr_db)
     if after.sqnr_db < before.sqnr_db - _SAME_DB:
         return SQNR_WORSE(before=before.sqnr_db, after=after.sqnr_db)
+    if after.sqnr_db < before.sqnr_db + least_gain_db - _SAME_DB:
+        return NOT_WORTH_ITS_COST(before=before.sqnr_db, after=after.sqnr_db, least=least_gain_db)
     return None

@@ -11,8 +11,10 @@ from service.contracts.algorithms.precision import Level
 from service.contracts.reason import declare
 from service.contracts.selectors import NodeSelector
 from service.contracts.specs import ActivationSpec, WeightSpec, needs_calibration
+from worker.quantizer.graph.metadata import NodeFacts
 from worker.quantizer.graph.values import constant, is_constant, name_of, node_name
 from worker.quantizer.plan.grids import granularity_of, judge_biases
+from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.targets import TARGETS
 from worker.quantizer.plan.types import QuantizationPlan, Role, RuleContext, Stage
 from worker.quantizer.refine.draft import Case, Draft
@@ -113,6 +115,63 @@ def _found(draft: Draft, wanted: Sequence[tuple[str, ActivationSpec]], case: Cas
     keys = {f"{k}": key for k, key in enumerate(observers)}
     results = find_ranges({k: observers[key] for k, key in keys.items()}, threads=services.threads)
     return {**found, **{keys[k]: result for k, result in results.items()}}
+
+
+def under_facts(draft: Draft, facts: NodeFacts, case: Case, services: Services, *, anew: Collection[str] = ()) -> Draft:
+    """The draft under other facts of its nodes: what is quantized as before keeps its types, grids and integers.
+
+    Args:
+        draft: filled.
+        facts: of its nodes, which its plan is made by.
+        case: what is quantized.
+        services: of the run.
+        anew: initializers of weights whose types the facts have changed.
+
+    Raises:
+        EngineError: the runtime failed where a range had to be found anew.
+        CanceledError: the run was canceled.
+    """
+    before = draft.plan
+    made = draft.replanned(case.config, replace(draft.prepared, facts=facts))
+    plan = made.plan
+    plan.silent, plan.kept_apart = dict(before.silent), before.kept_apart
+    kept = (plan.weights.keys() & before.weights.keys()).difference(anew)
+    for tensor, activation in plan.activations.items():
+        if tensor in before.activations:
+            activation.spec = before.activations[tensor].spec
+    for name in kept:
+        plan.weights[name].spec, plan.weights[name].granularity = (
+            before.weights[name].spec,
+            before.weights[name].granularity,
+        )
+    for name, bias in plan.biases.items():
+        if name in before.biases:
+            bias.spec, bias.reason = before.biases[name].spec, before.biases[name].reason
+    filled = calibrate(made, case, services, kept=ranges_of(draft, plan, case, services))
+    _take_numbers(filled, before, kept)
+    plan_log = draft.plan_log.followed_by(*filled.plan_log.notes)
+    return replace(filled, prepared=made.prepared, plan_log=plan_log, statistics=draft.statistics)
+
+
+def _take_numbers(draft: Draft, before: QuantizationPlan, weights: Collection[str]) -> None:
+    """Give what both plans hold the numbers of ``before``, which algorithms may have chosen; of weights these alone."""
+    plan = draft.plan
+    for tensor, activation in plan.activations.items():
+        known = before.activations.get(tensor)
+        if known is not None and known.source == activation.source:
+            activation.quantization = known.quantization
+    for name in weights:
+        plan.weights[name] = replace(before.weights[name])
+    kept = {*plan.weights, *(bias.initializer for bias in plan.biases.values())}
+    plan.moved = {name: array for name, array in before.moved.items() if name in kept}
+    old, new = Parameters(draft.graph, before), Parameters(draft.graph, plan)
+    nodes = {node_name(node): node for node in draft.graph}
+    anew = {weight.node for name, weight in plan.weights.items() if name not in weights}
+    for name, bias in plan.biases.items():
+        # what algorithms have made of a bias made up for the weight that was
+        found = old.of(nodes[name], 2) if name in before.biases and name not in anew else None
+        if found is not None and bias.quantization is not None:
+            new.put(nodes[name], 2, found.unrounded, refit=True)
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from worker.quantizer.graph.values import name_of, node_name
+from worker.quantizer.graph.serialized import copy_of
+from worker.quantizer.graph.values import Names, name_of, node_name
 from worker.quantizer.layerwise.models import Piece, PieceMaker, Segment, cut, values_read
+from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.run.interface import Run
 
 _CLEAN = -1
@@ -34,7 +36,7 @@ class WeightError:
 
 @dataclass(frozen=True)
 class ActivationError:
-    """A tensor as ``disturb`` leaves it, for all that read it."""
+    """A tensor as ``disturb`` leaves it, for all that read it; see ``entrances`` for those that some round alone."""
 
     tensor: str
     disturb: _Disturb
@@ -139,6 +141,50 @@ def _run_stacked(piece: Piece, live: Mapping[str, _Copies], ids: list[int]) -> d
         name: dict(zip(ids, np.split(values, len(ids)) if len(ids) > 1 else [values], strict=True))
         for name, values in zip(piece.made, results, strict=True)
     }
+
+
+def entrances(model: ir.Model, plan: QuantizationPlan) -> tuple[ir.Model, dict[str, str]]:
+    """The model with an Identity in front of all that round a tensor which others read as it is.
+
+    What a float node makes is rounded by those of its readers alone that run on integers. Returns a copy, or the very
+    model where there is no such tensor, and by tensor what those readers read in its place.
+    """
+    if not _rounded_by_some(model.graph, plan):
+        return model, {}
+    model = copy_of(model)
+    graph, names, made = model.graph, Names(model.graph), dict[str, str]()
+    for value, readers in _rounded_by_some(graph, plan):
+        identity = ir.node("Identity", [value], name=names.free(f"{value.name}_entrance"))
+        entrance = identity.outputs[0]
+        made[name_of(value)] = entrance.name = names.free(f"{value.name}_rounded")
+        entrance.type, entrance.shape = value.type, value.shape
+        for reader, index in readers:
+            reader.replace_input_with(index, entrance)
+        producer = value.producer()
+        if producer is None:
+            graph.insert_before(graph[0], identity)
+        else:
+            graph.insert_after(producer, identity)
+    return model, made
+
+
+def _rounded_by_some(graph: ir.Graph, plan: QuantizationPlan) -> list[tuple[ir.Value, list[tuple[ir.Node, int]]]]:
+    """Tensors that some of their readers alone round, and these: node and number of its input."""
+    found = []
+    for value in (*graph.inputs, *(made for node in graph for made in node.outputs)):
+        producer = value.producer()
+        if value.name not in plan.activations or (producer is not None and _rounds(producer, plan)):
+            continue
+        uses = [(usage.node, usage.idx) for usage in value.uses()]
+        rounding = [use for use in uses if _rounds(use[0], plan)]
+        if rounding and (len(rounding) < len(uses) or value.is_graph_output()):
+            found.append((value, rounding))
+    return found
+
+
+def _rounds(node: ir.Node, plan: QuantizationPlan) -> bool:
+    entry = plan.nodes.get(node_name(node))
+    return entry is not None and entry.rounds
 
 
 def _stackable(graph: ir.Graph, values: Mapping[str | None, ir.Value], segments: Sequence[Segment]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -15,7 +15,7 @@ from service.contracts.algorithms.precision import Level, level_document
 from service.contracts.search import KindSensitivity, LayerSensitivity, Sensitivity
 from service.contracts.specs import ActivationSpec, WeightSpec
 from worker.quantizer.data import choose_batch_size
-from worker.quantizer.evaluation.metrics import Distance
+from worker.quantizer.evaluation.metrics import Distance, Distances
 from worker.quantizer.evaluation.side_by_side import side_by_side
 from worker.quantizer.graph.serialized import model_digest
 from worker.quantizer.graph.values import constant, name_of
@@ -28,7 +28,7 @@ from worker.quantizer.run.identity import content_key
 from worker.quantizer.run.services import ExtraFile, ExtraFiles, Services
 from worker.quantizer.search.goal import output_place
 from worker.quantizer.search.levels import NO_LINEAR_NODE, Assigner, QuantizedLayer, Ranges, find_layers, level_ranges
-from worker.quantizer.search.propagation import ActivationError, Propagation, WeightError
+from worker.quantizer.search.propagation import ActivationError, Propagation, WeightError, entrances
 
 # Ranks layers by the error that quantizing each of them alone leaves in the output of the network.
 
@@ -68,7 +68,6 @@ def analyse(analysis: Analysis) -> Sensitivity:
     draft, layers, levels, measured = analysis.draft, analysis.layers, analysis.levels, analysis.measured
     case, services, first = analysis.case, analysis.services, analysis.first_sample
     last = min(first + analysis.samples, case.calibration_samples)
-    services.run.progress("sensitivity", 0, last - first, "samples")
     nodes = {node.name: node for node in draft.graph}
     local = {layer.node: _weight_errors(nodes[layer.node], levels) for layer in layers}
     grids = {
@@ -80,22 +79,46 @@ def analyse(analysis: Analysis) -> Sensitivity:
         for name, level in levels.items()
     }
     squares = _SourceErrors(grids, measured)
-    errors, owners = _errors(nodes, layers, levels[measured], squares, grids[measured])
-    propagation = Propagation(draft.prepared.model, errors, threads=services.threads, run=services.run)
+    model, entered = entrances(draft.prepared.model, draft.plan)
+    errors, owners = _errors(
+        nodes, layers, levels[measured], squares, {name: entered.get(name, name) for name in grids[measured]}
+    )
+    found = propagated(model, errors, case, services, samples=range(first, last))
     output = name_of(draft.graph.outputs[analysis.output_index])
-    distances = [Distance() for _ in errors]
+    relative = {owner: noise.get(output, 0.0) for owner, noise in zip(owners, found, strict=True)}
+    ranked = _ranked(analysis, relative, local, squares.sums)
+    return Sensitivity(output=output, samples=last - first, measured=measured, layers=tuple(ranked))
+
+
+def propagated(
+    model: ir.Model, errors: list[WeightError | ActivationError], case: Case, services: Services, *, samples: range
+) -> list[dict[str, float]]:
+    """What each error alone leaves in the outputs that it reaches: error power over signal power, by name.
+
+    Args:
+        model: prepared float model.
+        errors: what starts where.
+        case: whose calibration samples are run.
+        services: of the run.
+        samples: numbers of those to run.
+
+    Raises:
+        EngineError: the runtime failed.
+        CanceledError: the run was canceled.
+    """
+    services.run.progress("sensitivity", 0, len(samples), "samples")
+    propagation = Propagation(model, errors, threads=services.threads, run=services.run)
+    distances = [Distances() for _ in errors]
     size = choose_batch_size(case.inputs, case.calibration, _RANKING_BATCH)
     done = 0
-    for batch in case.calibration.batches(case.inputs, size, limit=last, start=first):
-        found = propagation.outputs(batch.feeds)[output]
-        clean = batch.cut(found.pop(-1))
-        for k, values in found.items():
-            distances[k].update(clean, batch.cut(values))
+    for batch in case.calibration.batches(case.inputs, size, limit=samples.stop, start=samples.start):
+        for output, copies in propagation.outputs(batch.feeds).items():
+            clean = batch.cut(copies.pop(-1))
+            for k, values in copies.items():
+                distances[k].update([(output, clean, batch.cut(values))])
         done += batch.valid
-        services.run.progress("sensitivity", done, last - first, "samples")
-    relative = {owner: distance.relative_noise for owner, distance in zip(owners, distances, strict=True)}
-    ranked = _ranked(analysis, relative, local, squares.sums)
-    return Sensitivity(output=output, samples=done, measured=measured, layers=tuple(ranked))
+        services.run.progress("sensitivity", done, len(samples), "samples")
+    return [{output: one.relative_noise for output, one in found.of.items()} for found in distances]
 
 
 class _SourceErrors:
@@ -148,9 +171,12 @@ def _errors(
     layers: Sequence[QuantizedLayer],
     level: Level,
     sources: _SourceErrors,
-    known: Container[str],
+    known: Mapping[str, str],
 ) -> tuple[list[WeightError | ActivationError], list[tuple[str, str]]]:
-    """All errors of ``level``, each once, and (kind, initializer or source) of each."""
+    """All errors of ``level``, each once, and (kind, initializer or source) of each.
+
+    ``known`` are tensors that have a grid, and where their errors start.
+    """
     errors: dict[tuple[str, str], WeightError | ActivationError] = {}
     for layer in layers:
         rounded = level_weight(nodes[layer.node], level) if layer.weight is not None else None
@@ -158,7 +184,7 @@ def _errors(
             errors.setdefault(("weight", layer.weight), WeightError(layer.weight, rounded))
         for source in layer.sources:
             if source in known:
-                errors.setdefault(("activation", source), ActivationError(source, sources.of(source)))
+                errors.setdefault(("activation", source), ActivationError(known[source], sources.of(source)))
     return list(errors.values()), list(errors)
 
 

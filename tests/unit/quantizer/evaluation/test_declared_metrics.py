@@ -13,6 +13,7 @@ from service.contracts.config import parse_config
 from service.contracts.errors import InvalidConfigError
 from service.contracts.metrics import FunctionMetric, GraphMetric, Metric, MetricFacts
 from service.contracts.report import Report, Score
+from tests.support.each import each
 from tests.unit.quantizer.toolbox import make_model, normal, rng, run_onnx, write_npz
 from worker.quantizer.evaluation.metrics.metric_set import METERS
 from worker.quantizer.pipeline import Result, quantize
@@ -188,3 +189,10 @@ def test_what_is_worse(facts, before, after, noise, sqnr, worse) -> None:
     assert (found is None) == (worse is None)
     if worse is not None:
         assert found is not None and worse.removeprefix("top1") in found.words
+
+
+@each(("after", "sure", "worse"), [(20.5, False, "gain-too-small"), (21.0, False, None), (20.5, True, None)])
+def test_what_costs_bytes_must_gain(after: float, sure: bool, worse: str | None) -> None:
+    old, new = Score(sqnr_db=20.0, value=90.0), Score(sqnr_db=after, value=91.0)
+    found = is_worse(new, old, HIGH, sure=sure, least_gain_db=1.0)
+    assert (found and found.code) == worse
