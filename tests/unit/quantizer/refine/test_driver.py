@@ -225,7 +225,7 @@ WORSE = SQNR_WORSE(before=30.0, after=20.0)
 
 @pytest.mark.slow
 def test_what_is_undone_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Judge, "worse", lambda self, after, before: WORSE)
+    monkeypatch.setattr(Judge, "worse", lambda self, after, before, **_: WORSE)
     for accept, told in (("if_better", (False, WORSE.code)), ("always", (True, None))):
         settings = config(algorithms=[{"method": "bias_correction", "accept": accept}])
         (found,) = quantize_file(tmp_path, network(), data(), settings).report.algorithms
