@@ -7,6 +7,7 @@ import typer
 from typer.testing import CliRunner
 
 from service.cli import register
+from service.contracts.algorithms.union import ALGORITHMS
 from service.contracts.config import QuantizationConfig, parse_config
 from service.contracts.data_checks import check_data_given
 from service.contracts.errors import CalibrationMissingError
@@ -29,7 +30,8 @@ def test_the_solver_alone_can_be_changed() -> None:
 RANGELESS = {
     name
     for name, preset in PRESETS.items()
-    if preset.settings.get("mode", "static") != "static" and not preset.settings.get("algorithms")
+    if preset.settings.get("mode", "static") != "static"
+    and not any(ALGORITHMS[step["method"]].needs_data for step in preset.settings.get("algorithms", ()))
 }
 
 

@@ -86,6 +86,8 @@ class NodeFacts:
     # nodes that an algorithm has put in and that are to compute in float, and why
     kept_float: Mapping[str, Reason] = field(default_factory=dict)
     smoothed: frozenset[str] = frozenset()  # consumers whose input SmoothQuant has dealt with
+    # products whose weights are stored small and whose activations stay in float, and why
+    float_inputs: Mapping[str, Reason] = field(default_factory=dict)
     widened: frozenset[str] = frozenset()  # tensors whose range counts that an algorithm has given 16 bits
 
     def with_op_types(self, op_types: Mapping[str, str]) -> NodeFacts:
@@ -103,6 +105,10 @@ class NodeFacts:
     def with_smoothed(self, names: Collection[str]) -> NodeFacts:
         """These facts and more smoothed consumers."""
         return replace(self, smoothed=self.smoothed | set(names))
+
+    def with_float_inputs(self, reasons: Mapping[str, Reason]) -> NodeFacts:
+        """These facts and more products that read floats."""
+        return replace(self, float_inputs={**self.float_inputs, **reasons})
 
     def with_widened(self, tensors: Collection[str]) -> NodeFacts:
         """These facts and more tensors of 16 bits."""
