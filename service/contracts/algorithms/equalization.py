@@ -128,7 +128,7 @@ class SmoothQuant(AlgorithmBase):
     """SmoothQuant: moves scale from a linear layer's inputs into its weight, channel by channel.
 
     s_j = max|x_j|^alpha / max|w_j|^(1-alpha) (Xiao et al. 2022, SmoothQuant, equation 4). In mode dynamic without
-    calibration data the factors of the normalizations in front tell how large channels are, and random tokens where
+    calibration data the factors of the normalizations in front show how large channels are, and random tokens where
     there is none.
     """
 
