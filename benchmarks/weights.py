@@ -126,8 +126,8 @@ def text(folder: Path) -> None:
         "HQQ": nbits.HQQWeightOnlyQuantConfig(block_size=BLOCK, bits=4),
     }
     made = {f"`{preset}`": ours(model, preset, calibration) for preset in presets}
-    for preset, method in (("int8_dynamic", "smooth_quant"), ("int4_weights", "awq")):
-        made[f"`{preset}`, {method}"] = ours(model, preset, calibration, (method,))
+    made["`int8_dynamic`, nothing smoothed"] = ours(model, "int8_dynamic", calibration, ())
+    made["`int4_weights`, awq"] = ours(model, "int4_weights", calibration, ("awq",))
     for name, algorithm in algorithms.items():
         made[f"onnxruntime, 4 bits {name}"] = theirs_nbits(model, algorithm)
     made["onnxruntime, dynamic int8"] = theirs_dynamic(model)

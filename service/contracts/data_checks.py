@@ -189,10 +189,10 @@ def random_data_of(config: QuantizationConfig, *, pointer: str = CALIBRATION_POI
     """
     if config.random_calibration is not None:
         return config.random_calibration
-    learning = [algorithm for algorithm in config.algorithms if algorithm.needs_data]
+    learning = [algorithm.method for algorithm in config.algorithms if algorithm.needs_data]
     if config.mode != "static" and not learning:
         return RandomCalibration()
-    methods = ", ".join(algorithm.method for algorithm in learning)
+    methods = ", ".join(learning)
     use = "activation ranges are measured on it" if config.mode == "static" else f"{methods} learns from it"
     raise CalibrationMissingError(
         f"Calibration data is required: {use}.",

@@ -92,8 +92,8 @@ def test_the_presets_of_weights_are_there() -> None:
     assert named
     for name in named:
         assert PRESETS[name].settings["mode"] in ("weights_only", "dynamic")
-        learning = [one for one in PRESETS[name].settings["algorithms"] if ALGORITHMS[one["method"]].needs_data]
-        assert bool(learning) == (name == "int4_weights_accurate")
+        learns = any(ALGORITHMS[step["method"]].needs_data for step in PRESETS[name].settings["algorithms"])
+        assert learns == (name == "int4_weights_accurate")
 
 
 def test_the_batch_and_the_schedule_are_ones() -> None:

@@ -171,7 +171,14 @@ CASES = {
     "kws mxint8 adaquant": Case("kws", {"preset": "mxint8_adaquant"}, 32),
     "kws tensorrt": Case("kws", {"preset": "int8_symmetric", "target": "tensorrt"}, 64),
     "kwt1 transformer": Case("kwt1", {"preset": "int8_transformer"}),
-    "kwt1 dynamic smooth": Case("kwt1", {"preset": "int8_dynamic", "algorithms": [{"method": "smooth_quant"}]}, 32),
+    "kwt1 dynamic smooth": Case(
+        "kwt1",
+        {
+            "preset": "int8_dynamic",
+            "algorithms": [{"method": "smooth_quant", "insert_mul": True, "loud_in_float": False}],
+        },
+        32,
+    ),
     "mnist npu accurate": Case("mnist", {"preset": "npu_int8_accurate"}, 64),
     "mnist float16": Case("mnist", {"preset": "float16_model"}),
     "stories int8": Case("stories", {"preset": "int8"}, 8),

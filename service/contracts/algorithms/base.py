@@ -33,7 +33,7 @@ class AlgorithmBase(Contract):
     without_integers: ClassVar[str | None] = None
     may_give_integers: ClassVar[bool] = False  # weights may get integer types of it, whatever they have in the config
     modes: ClassVar[tuple[str, ...]] = ("static",)  # of quantization that it is for
-    needs_data: ClassVar[bool] = True  # where ranges need none: False if random inputs tell it enough
+    needs_data: ClassVar[bool] = True  # it learns from calibration data; else it does without where there is none
 
     accept: Literal["if_better", "if_better_at_end", "reconsidered", "always"] = Field(
         default="if_better",

@@ -171,6 +171,7 @@ OWN_PRESETS = (
         "int8_dynamic",
         "int8 weights per channel, activations by their range at run time",
         "needs no calibration, for transformers",
+        ({"method": "smooth_quant", "insert_mul": False},),
         mode="dynamic",
         weight=_PER_CHANNEL,
     ),

@@ -41,7 +41,7 @@ RANGELESS = {
     name
     for name, preset in PRESETS.items()
     if preset.settings.get("mode", "static") != "static"
-    and not any(ALGORITHMS[entry["method"]].needs_data for entry in preset.settings.get("algorithms", ()))
+    and not any(ALGORITHMS[step["method"]].needs_data for step in preset.settings.get("algorithms", ()))
 }
 
 

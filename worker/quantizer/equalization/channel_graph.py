@@ -28,7 +28,7 @@ from worker.quantizer.graph.values import (
     reads,
 )
 from worker.quantizer.ops.channels import ChannelFlow, Kind, flow_of
-from worker.quantizer.ops.labels import TiedLabels, fits, lifted, trimmed
+from worker.quantizer.ops.labels import TiedLabels, components, fits, lifted, trimmed
 from worker.quantizer.ops.linear import LinearNode, channel_axis, is_linear, linear_view, summed_axis
 from worker.quantizer.ops.table import Family, operator
 
@@ -39,6 +39,7 @@ NOT_PASSED_ON = declare("channels-not-passed-on", "{op_type} {node!r} does not l
 LIMITED_ABOVE = declare(
     "channels-limited", "{node!r} limits the channels that would be split: part of a value needs another limit"
 )
+ONE_FACTOR = declare("channels-of-one-value", "all channels of {tensor!r} are copies of one value")
 CHANNELS_UNKNOWN = declare("channels-of-unknown-axis", "the channels of {tensor!r} have no axis of known length")
 LAYER_UNFIT = declare("layer-cannot-be-split", "the channels of {op_type} {node!r} cannot be split: {why}")
 
@@ -71,10 +72,22 @@ class Fold:
 
 @dataclass(frozen=True)
 class Folding:
-    """How factors are taken in: by which constants, and the names of all tensors that bear them then."""
+    """How factors are taken in: by which constants, and the names of all tensors that bear them then.
+
+    ``groups`` has a number for every channel: channels of one number come of the same constant, so that their factors
+    have to be equal.
+    """
 
     folds: tuple[Fold, ...]
     tensors: tuple[str, ...]
+    groups: np.ndarray
+
+    def settled(self, factors: np.ndarray) -> np.ndarray:
+        """Factors, float64 [channels], positive, with the geometric mean of every group in it."""
+        if np.unique(self.groups).size == self.groups.size:
+            return factors
+        sums, counts = np.bincount(self.groups, np.log(factors)), np.bincount(self.groups)
+        return np.asarray(np.exp(sums / np.maximum(counts, 1))[self.groups])
 
 
 @dataclass(frozen=True)
@@ -144,7 +157,10 @@ class ChannelGraph:
             walk.take_in(value, np.arange(channels))
         except ChannelsStopError as stop:
             return stop.reason
-        return Folding(tuple(walk.folds), tuple(walk.tensors))
+        groups = walk.groups(channels)
+        if channels > 1 and not groups.any():
+            return ONE_FACTOR(tensor=name_of(value))
+        return Folding(tuple(walk.folds), tuple(walk.tensors), groups)
 
     def region(self, value: ir.Value, axis: int) -> ChannelRegion | Reason:
         """The region of ``value``, whose channels lie on ``axis``, not negative; the reason if they cannot be split."""
@@ -187,8 +203,14 @@ class _FoldingWalk:
     def __init__(self, graph: ChannelGraph, refused: Callable[[ir.Node], bool]) -> None:
         self.folds: list[Fold] = []
         self.tensors: list[str] = []
+        self._ties: list[tuple[np.ndarray, np.ndarray]] = []
         self._graph = graph
         self._refused = refused
+
+    def groups(self, channels: int) -> np.ndarray:
+        """The smallest channel that each shares a factor with, int64 [channels]."""
+        ones, others = ([pair[side] for pair in self._ties] for side in (0, 1))
+        return components(channels, np.concatenate([*ones, []]), np.concatenate([*others, []]))
 
     def take_in(self, value: ir.Value, labels: np.ndarray) -> None:
         """Let everything that makes ``value`` take the factors in: enter it into ``folds``."""
@@ -209,7 +231,18 @@ class _FoldingWalk:
         else:
             widened = flow.kind in (Kind.REPEATED, Kind.ADDED)
             for index, part in enumerate(self._graph.before(node, labels)):
-                self._reach(node, index, part, widened=widened)
+                of_one = self._tied(part, node.inputs[index]) if flow.kind is Kind.REPEATED else part
+                self._reach(node, index, of_one, widened=widened)
+
+    def _tied(self, labels: np.ndarray, value: ir.Value | None) -> np.ndarray:
+        """Labels of what is repeated: its copies, as the heads that read the keys of one, share a factor."""
+        for axis in range(-labels.ndim, 0):
+            if labels.shape[axis] > 1 and value is not None and axis_length(value, axis) == 1:
+                first = labels.take([0], axis)
+                pair = np.broadcast_arrays(first, labels)
+                self._ties.append((pair[0].reshape(-1), pair[1].reshape(-1)))
+                labels = first
+        return labels
 
     def _reach(self, node: ir.Node, index: int, labels: np.ndarray, *, widened: bool = False) -> None:
         """The same for input ``index`` of ``node``, which alone must read it unless it is a constant.
@@ -230,11 +263,11 @@ class _FoldingWalk:
         """One factor is enough: a constant if there is one, else the first that takes them in."""
         order = sorted((0, 1), key=lambda index: not is_constant(node.inputs[index]))
         for index in order if node.op_type == "Mul" else (0,):
-            folds, tensors = len(self.folds), len(self.tensors)
+            folds, tensors, ties = len(self.folds), len(self.tensors), len(self._ties)
             try:
                 return self._reach(node, index, labels, widened=True)
             except ChannelsStopError:
-                del self.folds[folds:], self.tensors[tensors:]
+                del self.folds[folds:], self.tensors[tensors:], self._ties[ties:]
         divisor = node.inputs[1]
         if node.op_type != "Div" or not is_constant(divisor) or not is_float32(divisor):
             raise _not_passed_on(node)

@@ -10,15 +10,18 @@ import numpy as np
 import onnx_ir as ir
 
 from service.contracts.algorithms import Awq, SmoothQuant
-from service.contracts.reason import Reason, declare
+from service.contracts.reason import declare
 from service.contracts.specs import ActivationSpec
 from worker.quantizer.equalization.channel_scaling import apply_folds
+from worker.quantizer.equalization.loud_products import LeftInFloat, MeasuredTensor, leave_loud, loudness
+from worker.quantizer.equalization.observed_channels import ObservedTensor, told_by_norms
 from worker.quantizer.equalization.smoothing_search import (
     Family,
     ProducingLayer,
     QuantizedMatrix,
     SmoothableTensor,
     SmoothingChoice,
+    SmoothingLoss,
     SmoothingProblem,
     activation_and_weight_aware,
     activation_aware,
@@ -36,7 +39,7 @@ from worker.quantizer.ops.linear import is_linear
 from worker.quantizer.plan.grids import weight_grid
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.preparation.affine import replace_constant
-from worker.quantizer.refine.draft import Draft
+from worker.quantizer.refine.draft import Case, Draft
 from worker.quantizer.refine.step import Step, StepResult, Toolkit
 from worker.quantizer.statistics.collect import Request
 from worker.quantizer.statistics.observers import ChannelExtremes, RowSample
@@ -66,9 +69,9 @@ class SmoothQuantStep(Step[SmoothQuant | Awq]):
     """
 
     def requests(self, draft: Draft) -> list[Request]:
-        """Extremes and a sample of rows of every tensor that could be smoothed."""
+        """Extremes and a sample of rows of every tensor that could be smoothed, or may turn out too loud."""
         found = find_sites(draft.graph, draft.plan, draft.prepared.facts.smoothed)
-        sites = [site for site in found if self._refusal(site) is None]
+        sites = [site for site in found if self._refusal(site) is None or self._may_leave(draft)]
         return [
             Request(site.tensor, observer) for site in sites for observer in (ChannelExtremes(), RowSample(rows=_ROWS))
         ]
@@ -76,23 +79,37 @@ class SmoothQuantStep(Step[SmoothQuant | Awq]):
     def apply(self, draft: Draft, toolkit: Toolkit) -> StepResult:
         """The network with scales moved, calibrated anew."""
         model = draft.prepared.model.clone()
-        seen = self._seen(draft, toolkit)
-        smoother = Smoother(model.graph, draft.plan, seen, unplanned=draft.form.at_run_time)
-        outcome = SmoothingOutcome()
-        facts = draft.prepared.facts
+        facts, outcome = draft.prepared.facts, SmoothingOutcome()
         run, sites = toolkit.services.run, find_sites(model.graph, draft.plan, facts.smoothed)
+        unknown = draft.form.at_run_time is not None and _tells_nothing(toolkit.case)
+        seen = {} if unknown else self._seen(draft, toolkit)
+        if draft.form.at_run_time is not None and toolkit.case.calibration.is_random:
+            seen |= told_by_norms(sites)
+        smoother = Smoother(model.graph, draft.plan, seen, unplanned=draft.form.at_run_time)
         for k, site in enumerate(sites):
             run.check()
             run.progress(self.method, k, len(sites), "tensors", site.tensor, share=_SEARCH * k / len(sites))
-            refusal = self._refusal(site) or smoother.smooth(site, self.spec.alpha, self._families, outcome)
+            refusal = self._refusal(site)
+            if refusal is None:
+                refusal = smoother.smooth(site, self.spec.alpha, self._families, outcome)
+            elif self._may_leave(draft):
+                smoother.measure(site, outcome)
             if refusal is not None:
                 outcome.left[site.tensor] = refusal
-        if not outcome.nodes:
-            return StepResult.nothing(outcome.why_nothing())
         facts = facts.with_smoothed(outcome.nodes).with_kept_float(dict.fromkeys(outcome.muls, SCALES_CHANNELS()))
-        smoothed = replace(draft.prepared, model=model, facts=facts)
-        changed = toolkit.recalibrate(draft, smoothed, touched=outcome.scaled)
-        return StepResult(changed, tuple(outcome.nodes), outcome.summary())
+        found = LeftInFloat(replace(draft.prepared, model=model, facts=facts), (), "")
+        if self._may_leave(draft) and not unknown:
+            found = leave_loud(draft, found.prepared, outcome.measured, outcome.scaled, toolkit)
+        nodes = tuple(dict.fromkeys([*outcome.nodes, *found.nodes]))
+        told = "; ".join(filter(None, [outcome.summary(), found.told]))
+        if not nodes:
+            return StepResult.nothing(ALL_LEFT_ALONE.saying(told) if outcome.left else NO_PRODUCT())
+        changed = toolkit.recalibrate(draft, found.prepared, touched=outcome.scaled)
+        return StepResult(changed, nodes, told)
+
+    def _may_leave(self, draft: Draft) -> bool:
+        """True if products whose inputs stay loud may compute in float."""
+        return isinstance(self.spec, SmoothQuant) and self.spec.loud_in_float and draft.form.at_run_time is not None
 
     @property
     def _families(self) -> tuple[Family, ...]:
@@ -105,21 +122,15 @@ class SmoothQuantStep(Step[SmoothQuant | Awq]):
             return "nothing before it can take the scale in, and insert_mul is off"
         return site.refusal
 
-    def _seen(self, draft: Draft, toolkit: Toolkit) -> dict[str, _ObservedTensor]:
-        seen: dict[str, _ObservedTensor] = {}
+    def _seen(self, draft: Draft, toolkit: Toolkit) -> dict[str, ObservedTensor]:
+        seen: dict[str, ObservedTensor] = {}
         for request in draft.statistics[self.method]:
-            known = seen.setdefault(request.tensor, _ObservedTensor())
+            known = seen.setdefault(request.tensor, ObservedTensor())
             if isinstance(request.observer, ChannelExtremes):
                 known.extremes = request.observer.result()
             elif isinstance(request.observer, RowSample):
                 known.rows = request.observer.result(first_sample=toolkit.first_sample)
         return seen
-
-
-@dataclass
-class _ObservedTensor:
-    extremes: tuple[np.ndarray, np.ndarray] | None = None
-    rows: np.ndarray | None = None
 
 
 @dataclass
@@ -132,10 +143,7 @@ class SmoothingOutcome:
     left: dict[str, str] = field(default_factory=dict)
     scaled: set[str] = field(default_factory=set)
     muls: list[str] = field(default_factory=list)
-
-    def why_nothing(self) -> Reason:
-        """Why no tensor was smoothed."""
-        return ALL_LEFT_ALONE.saying(self.summary()) if self.left else NO_PRODUCT()
+    measured: list[MeasuredTensor] = field(default_factory=list)
 
     def summary(self) -> str:
         """One sentence for the report."""
@@ -158,7 +166,7 @@ class Smoother:
         self,
         graph: ir.Graph,
         plan: QuantizationPlan,
-        seen: Mapping[str, _ObservedTensor],
+        seen: Mapping[str, ObservedTensor],
         *,
         unplanned: ActivationSpec | None = None,
     ) -> None:
@@ -180,13 +188,33 @@ class Smoother:
         if problem is None or choice is None:
             return "it is 0 on all calibration data, or was not seen"
         if alpha is None and not _is_worthwhile(choice, site):
+            self._note(site, problem, choice.before, outcome)
             return "no alpha makes its layers' error much smaller"
+        self._note(site, problem, choice.after, outcome, choice.scale)
         self.put(site, choice.scale, outcome)
         outcome.alphas.append(choice.alpha)
         return None
 
+    def measure(self, site: SmoothableTensor, outcome: SmoothingOutcome) -> None:
+        """Say how loud a site is that is left as it is."""
+        problem = self._problem(site)
+        if problem is not None:
+            self._note(site, problem, SmoothingLoss(problem)(np.ones(site.channels)), outcome)
+
+    def _note(
+        self,
+        site: SmoothableTensor,
+        problem: SmoothingProblem,
+        noise: float,
+        outcome: SmoothingOutcome,
+        scale: np.ndarray | None = None,
+    ) -> None:
+        nodes = tuple(node_name(node) for node in site.consumers)
+        outcome.measured.append(MeasuredTensor(nodes, noise, loudness(problem.low, problem.high, scale)))
+
     def put(self, site: SmoothableTensor, scale: np.ndarray, outcome: SmoothingOutcome) -> None:
         """Divide the site by ``scale``, float64 [channels], and multiply what reads it."""
+        scale = site.settled(scale)
         for node in site.consumers:
             along = matrix_of(node).along_inputs(scale)
             array = np.asarray(weight_of(node).astype(np.float64) * along, np.float32)
@@ -200,6 +228,7 @@ class Smoother:
             kinds = dict.fromkeys(fold.node.op_type for fold in site.folding.folds)
             outcome.takers[" and ".join(kinds)] += 1
             outcome.scaled.update(site.folding.tensors)
+        self._plan.spill_initializers(self._graph)
         outcome.nodes += [node_name(node) for node in site.consumers]
 
     def _problem(self, site: SmoothableTensor) -> SmoothingProblem | None:
@@ -248,6 +277,7 @@ class Smoother:
 
     def _settled(self, site: SmoothableTensor, scale: np.ndarray) -> np.ndarray:
         """The scale that a constant factor of integers can hold, next to ``scale``."""
+        scale = site.settled(scale)
         for fold in site.folds:
             value = fold.node.inputs[fold.index]
             array, entry = constant(value), self._plan.weights.get(name_of(value)) if value is not None else None
@@ -279,6 +309,11 @@ class Smoother:
         for node in site.consumers:
             node.replace_input_with(0, made)
         return node_name(mul)
+
+
+def _tells_nothing(case: Case) -> bool:
+    """True if activations on the data say nothing: it is random, and not of tokens, whose embeddings are real."""
+    return case.calibration.is_random and any(info.dtype.startswith("float") for info in case.inputs)
 
 
 def _input_names(graph: ir.Graph, index: int) -> dict[ir.Node, str]:

@@ -48,6 +48,10 @@ class SmoothableTensor:
         """The constants that take the inverse scale in; none if a Mul has to."""
         return () if self.folding is None else self.folding.folds
 
+    def settled(self, scale: np.ndarray) -> np.ndarray:
+        """The nearest scale that what takes it in can have."""
+        return scale if self.folding is None else self.folding.settled(scale)
+
 
 def find_sites(graph: ir.Graph, plan: QuantizationPlan, smoothed: Collection[str] = ()) -> list[SmoothableTensor]:
     """All sites of a prepared main graph, in topological order of their first consumers.

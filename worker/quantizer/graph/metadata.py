@@ -88,6 +88,8 @@ class NodeFacts:
     # nodes that an algorithm has put in, or chosen, and that are to compute in float, and why
     kept_float: Mapping[str, Reason] = field(default_factory=dict)
     smoothed: frozenset[str] = frozenset()  # consumers whose input SmoothQuant has dealt with
+    # products whose weights are stored small and whose activations stay in float, and why
+    float_inputs: Mapping[str, Reason] = field(default_factory=dict)
     # what an algorithm has given more bits: tensors whose range counts, 16; weights below 8 bits, 8
     widened: frozenset[str] = frozenset()
 
@@ -110,6 +112,10 @@ class NodeFacts:
     def with_smoothed(self, names: Collection[str]) -> NodeFacts:
         """These facts and more smoothed consumers."""
         return replace(self, smoothed=self.smoothed | set(names))
+
+    def with_float_inputs(self, reasons: Mapping[str, Reason]) -> NodeFacts:
+        """These facts and more products that read floats."""
+        return replace(self, float_inputs={**self.float_inputs, **reasons})
 
     def with_widened(self, tensors: Collection[str]) -> NodeFacts:
         """These facts and more tensors, or weights, of more bits."""

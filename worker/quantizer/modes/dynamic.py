@@ -148,6 +148,9 @@ def plan_dynamic(graph: ir.Graph, config: QuantizationConfig, facts: NodeFacts, 
             continue
         used.add(name_of(weight))
         planned = plan.weights[name_of(weight)]
+        if entry.name in facts.float_inputs:
+            entry.role, entry.activation_reason = Role.STORED, facts.float_inputs[entry.name]
+            continue
         if node.op_type == "Conv" and planned.granularity != PER_TENSOR and not planned.spec.symmetric:
             planned.granularity = PER_TENSOR
             plan_log.note(f"{entry.name}: ConvInteger supports one zero point, so its asymmetric weight has one scale")

@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from worker.quantizer.graph.rewriting import rank_of
 
+Length = int | ir.SymbolicDim
 # Elements of a tensor without its batch up to which a Reshape is followed element by element.
 _LARGEST_RESHAPE = 1 << 22
 PINNED = 0
@@ -58,29 +59,56 @@ def fits(labels: np.ndarray, value: ir.Value) -> bool:
 def reshaped(labels: np.ndarray, value: ir.Value, other: ir.Value) -> np.ndarray | None:
     """The labels of ``value`` as they lie in ``other``, which holds the same elements in the same order.
 
-    Of both shapes the shortest tails of the same number of elements are compared, so that leading axes may be unknown.
+    Of both shapes the shortest tails of the same number of elements are compared, so that leading axes may be unknown;
+    last axes of the same length, which may be a name, stay as they are.
     """
-    rank = rank_of(other)
-    if value.shape is None or rank is None:
+    if value.shape is None or other.shape is None:
         return None
+    before, after = list(value.shape), list(other.shape)
     if labels.size == 1:
-        return lifted(labels, rank)
+        return lifted(labels, len(after))
+    same = 0
+    while same < min(len(before), len(after)) and _is_same(before[-1 - same], after[-1 - same]):
+        same += 1
+    whole = lifted(labels, len(before))
+    stays = whole.shape[len(before) - same :]
+    count = math.prod(stays)
+    moved = _rearranged(
+        whole.reshape(*whole.shape[: len(before) - same], count),
+        [*before[: len(before) - same], count],
+        [*after[: len(after) - same], count],
+    )
+    if moved is None:
+        return None
+    spread = np.broadcast_to(moved, [*moved.shape[:-1], count])
+    return compact(spread.reshape(*moved.shape[:-1], *stays))
+
+
+def _is_same(one: Length, other: Length) -> bool:
+    """True if both are one number, or have one name."""
+    if isinstance(one, int) or isinstance(other, int):
+        return one == other
+    return one.value is not None and one.value == other.value
+
+
+def _rearranged(labels: np.ndarray, before: list[Length], after: list[Length]) -> np.ndarray | None:
+    """The same by shapes; labels of the rank of ``after``."""
     short = trimmed(labels)
-    for kept in range(short.ndim, len(value.shape) + 1):
-        tail = [length for length in list(value.shape)[len(value.shape) - kept :] if isinstance(length, int)]
+    for kept in range(short.ndim, len(before) + 1):
+        tail = [length for length in before[len(before) - kept :] if isinstance(length, int)]
         if len(tail) < kept or math.prod(tail) > _LARGEST_RESHAPE:
             return None
-        lengths = _tail_of(other, math.prod(tail))
+        lengths = _tail_of(after, math.prod(tail))
         if lengths is not None:
-            return lifted(compact(np.broadcast_to(lifted(short, kept), tail).reshape(lengths)), rank)
+            return lifted(compact(np.broadcast_to(lifted(short, kept), tail).reshape(lengths)), len(after))
     return None
 
 
-def _tail_of(value: ir.Value, elements: int) -> list[int] | None:
-    """The last axes of ``value`` that hold ``elements`` elements."""
+def _tail_of(shape: list[Length], elements: int) -> list[int] | None:
+    """The last axes of ``shape`` that hold ``elements`` elements."""
     lengths: list[int] = []
     found = 1
-    for length in reversed(list(value.shape or ())):
+    for length in reversed(shape):
         if found == elements and lengths:
             break
         if not isinstance(length, int):

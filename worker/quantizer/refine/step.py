@@ -159,6 +159,7 @@ class Toolkit:
             CanceledError: the run was canceled.
         """
         made = draft.replanned(self.case.config, changed)
+        made.plan.spill = draft.plan.spill
         kept = {} if touched is None else take_over(draft.plan, made.plan, touched)
         if any(tensor not in kept for tensor in self.case.config.tensor_ranges):
             made.plan_log.note("tensor_ranges are not used for tensors that an algorithm has changed")

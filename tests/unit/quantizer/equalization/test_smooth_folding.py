@@ -55,7 +55,9 @@ WEIGHTS = {
     "tokens": np.array([2, 1, 6], np.int64), "first": np.array(0, np.int64), "starts": np.array([1], np.int64),
     "ends": np.array([3], np.int64), "axis1": np.array([1], np.int64), "pads": np.array([0, 1, 0, 0, 0, 0], np.int64),
     "shape": np.array([2, 5, 6], np.int64), "axis2": np.array([2], np.int64),
-    "apart": np.array([1, 1, 2, 3], np.int64), **batchnorm_weights(6),
+    "apart": np.array([1, 1, 2, 3], np.int64), "one_head": np.array([0, 0, 1, 3], np.int64),
+    "copies": np.array([1, 1, 2, 1, 1], np.int64), "two": np.array([2], np.int64), "three": np.array([3], np.int64),
+    **batchnorm_weights(6),
 }  # fmt: skip
 BATCH_NORM = "c = BatchNormalization(x, bn_scale, bn_bias, bn_mean, bn_var)"
 
@@ -94,6 +96,13 @@ FOLDED = {
     "some tokens": "(float[N,5,6] x) => (float[N,2,6] y) { m = MatMul(x, w) y = Slice(m, starts, ends, axis1) }",
     "padded tokens": "(float[N,5,6] x) => (float[N,6,6] y) { m = MatMul(x, w) y = Pad(m, pads) }",
     "mean over the channels": "(float[N,5,6] x) => (float[N,5,1] y) { m = MatMul(x, w) y = ReduceMean<axes=[2]>(m) }",
+    # grouped queries: one head's values serve two heads, which cannot be scaled apart
+    "keys shared by several heads": f"{TOKENS} {{ v = MatMul(x, narrow) u = Unsqueeze(v, axis2) e = Expand(u, apart) "
+    "y = Reshape(e, merge) }",
+    "keys shared by several heads, of any number of positions": "(float[N,S,6] x) => (float[N,S,6] y) { "
+    "v = MatMul(x, narrow) h = Reshape(v, one_head) t = Transpose<perm=[0,2,1,3]>(h) u = Unsqueeze(t, axis2) "
+    "s = Shape(u) r = Mul(s, copies) e = Expand(u, r) n = Shape<start=0,end=1>(x) l = Shape<start=1,end=2>(x) "
+    "i = Concat<axis=0>(n, two, l, three) k = Reshape(e, i) m = Transpose<perm=[0,2,1,3]>(k) y = Reshape(m, merge) }",
     "squeezed": "(float[N,6] x) => (float[N,6] y) { u = Unsqueeze(x, axis1) m = MatMul(u, w) y = Squeeze(m, axis1) }",
 }
 
@@ -110,9 +119,6 @@ REFUSED = {
     "a square": f"{TOKENS} {{ m = MatMul(x, w) y = Mul(m, m) }}",
     "channels that are positions of another tensor": "(float[N,6,5] x) => (float[N,5,6] y) { m = MatMul(x, five) "
     "y = Transpose<perm=[0,2,1]>(m) }",
-    # grouped queries: one head's values serve two heads, which cannot be scaled apart
-    "keys shared by several heads": f"{TOKENS} {{ v = MatMul(x, narrow) u = Unsqueeze(v, axis2) e = Expand(u, apart) "
-    "y = Reshape(e, merge) }",
     "one value for many channels": "(float[2,5,1] x) => (float[2,5,6] y) { m = MatMul(x, single) "
     "y = Expand(m, shape) }",
 }
@@ -132,7 +138,8 @@ def put(graph: ir.Graph, folding: Folding, factors: np.ndarray) -> None:
 
 def check_folds(model: onnx.ModelProto, shape: tuple[int, ...]) -> Folding:
     prepared, folding = folding_of(model)
-    factors = np.exp(rng(5).uniform(-2, 2, prepared.graph.outputs[0].shape[-1]))
+    assert folding is not None
+    factors = folding.settled(np.exp(rng(5).uniform(-2, 2, prepared.graph.outputs[0].shape[-1])))
     feeds = {"x": normal(*shape, seed=9)}
     expected = run_onnx(ir.to_proto(prepared), feeds)["y"] * factors
     put(prepared.graph, folding, factors)
@@ -143,7 +150,7 @@ def check_folds(model: onnx.ModelProto, shape: tuple[int, ...]) -> Folding:
 
 def fed_shape(text: str) -> tuple[int, ...]:
     inside = text[text.index("[") + 1 : text.index("]")]
-    return tuple(2 if part == "N" else int(part) for part in inside.split(","))
+    return tuple({"N": 2, "S": 5}.get(part) or int(part) for part in inside.split(","))
 
 
 @pytest.mark.parametrize("case", FOLDED)
@@ -151,6 +158,13 @@ def test_the_tensor_comes_out_scaled(case: str) -> None:
     text = FOLDED[case]
     folding = check_folds(make_model(text, used(WEIGHTS, text)), fed_shape(text))
     assert "y" in folding.tensors and folding.folds
+
+
+def test_channels_of_one_constant_share_the_geometric_mean_of_their_factors() -> None:
+    text = FOLDED["keys shared by several heads"]
+    _, folding = folding_of(make_model(text, used(WEIGHTS, text)))
+    assert folding is not None
+    np.testing.assert_allclose(folding.settled(np.array([1.0, 2, 3, 16, 2, 27])), [4, 2, 9, 4, 2, 9])
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -303,3 +303,16 @@ def calls(nodes: int) -> int:
         sys.setprofile(None)
     assert step(prepared, "fold_affine").detail.startswith(f"{nodes} nodes folded")
     return count
+
+
+def test_how_often_expand_repeats_is_told_by_the_reshape_behind_it() -> None:
+    model = make_model(
+        "(float[N,4,1,3] x) => (float[N,8,3] y) { s = Shape(x) m = Max(s, copies) e = Expand(x, m) "
+        "b = Shape<start=0,end=1>(x) t = Concat<axis=0>(b, rest) y = Reshape(e, t) }",
+        {"copies": np.array([1, 1, 2, 1], np.int64), "rest": np.array([8, 3], np.int64)},
+    )
+    prepared, _ = prepare_proto(model)
+    (expand,) = [node for node in prepared.graph if node.op_type == "Expand"]
+    assert list(expand.outputs[0].shape)[1:] == [4, 2, 3]
+    feeds = {"x": normal(2, 4, 1, 3)}
+    np.testing.assert_array_equal(run_onnx(ir.to_proto(prepared.model), feeds)["y"], run_onnx(model, feeds)["y"])

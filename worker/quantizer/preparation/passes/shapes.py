@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import onnx
@@ -13,7 +14,7 @@ from service.contracts.preparation import PreparationSpec, fixed_inputs
 from service.contracts.reason import declare
 from worker.quantizer.graph.rewriting import PassOutcome
 from worker.quantizer.graph.serialized import WeightlessProto
-from worker.quantizer.graph.values import Names, node_name
+from worker.quantizer.graph.values import Names, node_name, users
 from worker.quantizer.ops.table import operator
 
 NO_FUNCTIONS = declare("no-functions", "the model has no functions")
@@ -121,9 +122,48 @@ def infer_shapes(model: ir.Model) -> PassOutcome:
         except onnx.shape_inference.InferenceError:
             return PassOutcome(model, INFERENCE_FAILED.saying(f"no shapes are inferred{note}"))
     modified = _merge(model.graph, inferred.graph)
+    modified |= _count_copies(model.graph)
     unknown = sum(1 for node in model.graph for value in node.outputs if value.name and value.dtype is None)
     said = (f"{unknown} tensors of unknown type" if unknown else "all tensor types known") + note
     return PassOutcome(model, said if modified else SHAPES_KNOWN.saying(said))
+
+
+def _count_copies(graph: ir.Graph) -> bool:
+    """Tell how often Expand repeats the one axis of unknown length, as a Reshape behind it does; True if any is told.
+
+    Inference does not follow the shapes that exporters compute for it, as those of keys that several heads share.
+    """
+    found = False
+    for node in graph:
+        value, made = node.inputs[0] if node.inputs else None, node.outputs[0] if node.outputs else None
+        if node.op_type != "Expand" or value is None or made is None or value.shape is None or made.shape is None:
+            continue
+        pairs = list(zip(value.shape, made.shape, strict=False)) if len(value.shape) == len(made.shape) else []
+        open_axes = [k for k, (before, after) in enumerate(pairs) if before == 1 and not isinstance(after, int)]
+        readers = [reader for reader in users(made) if reader.op_type == "Reshape" and reader.inputs[0] is made]
+        counts = {_copies(value.shape, reader.outputs[0].shape) for reader in readers}
+        count = counts.pop() if len(counts) == 1 else None
+        if len(open_axes) > 1 or count is None:
+            continue
+        # an axis whose length has a name is one of the batch, or of positions: such are not repeated
+        lengths = [after if isinstance(after, int) else before for before, after in pairs]
+        for axis in open_axes:
+            lengths[axis] = count
+        if _copies(value.shape, ir.Shape(lengths)) == count and lengths != list(made.shape):
+            made.shape = ir.Shape(lengths)
+            found = True
+    return found
+
+
+def _copies(before: ir.Shape, after: ir.Shape | None) -> int | None:
+    """How many times as many elements a shape has; None if that cannot be told."""
+    if after is None:
+        return None
+    names = [sorted(str(dim.value) for dim in shape if not isinstance(dim, int)) for shape in (before, after)]
+    sizes = [math.prod(dim for dim in shape if isinstance(dim, int)) for shape in (before, after)]
+    if names[0] != names[1] or "None" in names[0] or sizes[0] == 0 or sizes[1] % sizes[0]:
+        return None
+    return sizes[1] // sizes[0]
 
 
 def _values_of_shapes(model: ir.Model) -> int:
