@@ -64,7 +64,8 @@ Where quantization lost accuracy, `advice` of the report lists changes that help
   {LOST_SQNR_DB:g} dB), or the SQNR is below {POOR_SQNR_DB:g} dB;
 - if a condition of the gate on accuracy, or the sanity check, failed.
 
-Otherwise, and on random data, there is none, and it costs no time.
+A loss that `fidelity.loss` alone names is small: its advice is listed, untried. Otherwise, and on random data, there is
+no advice, and it costs no time.
 
 ## Applying it
 

@@ -154,7 +154,7 @@ def _advised(
     report: Report, loss: AccuracyLoss, done: QuantizedDraft, case: Case, services: Services, builder: ModelBuilder
 ) -> dict[str, Any]:
     """The fields of the report that tell of it."""
-    limit = case.config.evaluation.advice_seconds
+    limit = 0.0 if loss.is_small else case.config.evaluation.advice_seconds
     with services.stages.stage("advice", expected_seconds=trials_seconds(services.stages.spent_seconds, limit)):
         # what was measured is told before the trials, which may take as long as all that came before
         services.run.progress(RESULT_STAGE, message=report.summary)

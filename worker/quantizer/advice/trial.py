@@ -44,6 +44,7 @@ class AccuracyLoss:
     spec: EvaluationSpec  # declares it
     samples: int  # measured on
     broken: tuple[GateClause, ...] = ()  # what the gate wants of accuracy and does not get
+    is_small: bool = False  # it is seen by estimate alone: advice is told, and nobody waits for trials of it
 
     @property
     def by_metric(self) -> bool:
@@ -125,7 +126,7 @@ def find_loss(report: Report, spec: EvaluationSpec) -> AccuracyLoss | None:
     first = report.metrics[0] if report.metrics else None
     told = None if first is None or any(found.undermines_verdict for found in report.findings) else _telling(first)
     facts = MetricFacts() if first is None else spec.facts_of(first.name)
-    samples = fidelity.samples
+    samples, small = fidelity.samples, False
     accuracy = (clause for clause in report.gate if clause.clause in ACCURACY_CLAUSES)
     broken = tuple(clause for clause in accuracy if clause.holds is False)
     gate = f"gate condition {broken[0].clause} failed" if broken else None
@@ -139,11 +140,13 @@ def find_loss(report: Report, spec: EvaluationSpec) -> AccuracyLoss | None:
         score = Score(sqnr_db=fidelity.sqnr_db, metric=spec.primary, value=None)
         if fidelity.sqnr_db is None:
             return None
-        suffered = fidelity.loss is not None or fidelity.sqnr_db < POOR_SQNR_DB
+        poor = fidelity.sqnr_db < POOR_SQNR_DB
+        suffered, small = fidelity.loss is not None or poor, gate is None and not poor
         words = fidelity.loss or f"SQNR {fidelity.sqnr_db:.1f} dB"
     if gate is None and not suffered:
         return None
-    return AccuracyLoss(f"{gate}: {words}" if gate else words, score, told, facts, spec, samples, broken)
+    told_words = f"{gate}: {words}" if gate else words
+    return AccuracyLoss(told_words, score, told, facts, spec, samples, broken, small)
 
 
 def _telling(figures: MetricFigures) -> float | None:
@@ -268,6 +271,8 @@ class ConfigTrials:
         self._services.run.check()
         if self._mended:
             return AdviceTrial(why="not tried: an earlier trial fixes the loss")
+        if self._loss.is_small:
+            return AdviceTrial(why="not tried: the loss is small, and no metric or gate asks for more")
         if not self._seconds:
             return AdviceTrial(why="not tried: evaluation.advice_seconds is 0")
         expected, left = _expected_seconds(self._services.stages.figures, cost), self._timed.seconds_left or 0.0

@@ -16,7 +16,7 @@ from service.contracts.reason import declare
 from worker.quantizer.plan.types import Role
 from worker.quantizer.preparation.prepare import Prepared
 from worker.quantizer.refine.draft import Draft
-from worker.quantizer.refine.driver import Judge
+from worker.quantizer.refine.judge import Judge
 from worker.quantizer.refine.step import Toolkit
 
 # A channel of usual size keeps 6 of 127 steps where another is so many times as large.

@@ -66,6 +66,9 @@ def test_where_a_loss_is_read() -> None:
     assert found(metric=False, sqnr_db=9.0).name == "sqnr_db"
     assert loss(metric=False, sqnr_db=11.0) is None
     assert found(metric=False, sqnr_db=18.0, lost="2 % of decisions").words == "2 % of decisions"
+    # what is seen by estimate alone is worth a word, but no trials
+    assert found(metric=False, sqnr_db=18.0, lost="2 % of decisions").is_small
+    assert not found(metric=False, sqnr_db=9.0, lost="2 % of decisions").is_small and not found().is_small
     assert loss(metric=False, sqnr_db=2.0, source="random") is None
     # a metric no better than guessing tells nothing
     guessing = {"before": 21.0, "after": 1.0, "chance": 20.0}
