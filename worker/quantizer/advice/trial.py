@@ -142,7 +142,7 @@ def find_loss(report: Report, spec: EvaluationSpec) -> AccuracyLoss | None:
             return None
         poor = fidelity.sqnr_db < POOR_SQNR_DB
         suffered, small = fidelity.loss is not None or poor, gate is None and not poor
-        words = fidelity.loss or f"SQNR {fidelity.sqnr_db:.1f} dB"
+        words = "; ".join([f"SQNR {fidelity.sqnr_db:.1f} dB", *([fidelity.loss] if fidelity.loss else [])])
     if gate is None and not suffered:
         return None
     told_words = f"{gate}: {words}" if gate else words

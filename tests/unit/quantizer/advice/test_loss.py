@@ -65,7 +65,7 @@ def test_where_a_loss_is_read() -> None:
     # without a metric sqnr tells
     assert found(metric=False, sqnr_db=9.0).name == "sqnr_db"
     assert loss(metric=False, sqnr_db=11.0) is None
-    assert found(metric=False, sqnr_db=18.0, lost="2 % of decisions").words == "2 % of decisions"
+    assert found(metric=False, sqnr_db=18.0, lost="2 % of decisions").words == "SQNR 18.0 dB; 2 % of decisions"
     # what is seen by estimate alone is worth a word, but no trials
     assert found(metric=False, sqnr_db=18.0, lost="2 % of decisions").is_small
     assert not found(metric=False, sqnr_db=9.0, lost="2 % of decisions").is_small and not found().is_small
