@@ -17,7 +17,11 @@ _QUEUE_OF_KIND = {
     "inspect_target": "inspect",
 }
 # What all other algorithms do, train or search, takes as long as it takes, however small the model.
-_QUICK_METHODS = frozenset({"outlier_channels", "cross_layer_equalization", "smooth_quant", "awq", "bias_correction"})
+_QUICK_METHODS = frozenset(
+    {
+        "outlier_channels", "cross_layer_equalization", "smooth_quant", "awq", "selective_precision", "bias_correction",
+    }
+)  # fmt: skip
 
 
 def queue_of(kind: str) -> str:

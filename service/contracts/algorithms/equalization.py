@@ -160,6 +160,14 @@ class SmoothQuant(AlgorithmBase):
         ),
     )
 
+    @property
+    def least_gain_db(self) -> float:
+        """As part of a default it has to gain 1 dB: it fits the range of each channel to the calibration samples.
+
+        Other samples leave such ranges sooner, which samples that the ranges were taken from do not show.
+        """
+        return 1.0 if self.when == "loss" else 0.0
+
 
 class Awq(AlgorithmBase):
     """AWQ: moves scale from a linear layer's inputs into its weight; weights that meet large inputs are rounded least.

@@ -68,6 +68,8 @@ class DecisionNoise:
         if not self._is_finite:
             return 100.0
         pair = np.concatenate(self._pairs, axis=1)
+        if not pair.size:
+            return 0.0
         rows, twins = _centered(pair[:, :: math.ceil(pair.shape[1] / _ROWS)])
         power = float(np.square(rows).sum())
         gain = float((rows * twins).sum()) / power if power else 0.0
