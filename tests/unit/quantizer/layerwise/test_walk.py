@@ -67,10 +67,20 @@ def whole_run(prepared: Prepared, plan: QuantizationPlan | None, data: Mapping[s
     return {tensor: found.get(name, data.get(name)) for tensor, name in names.items()}
 
 
+def with_own_functions(prepared: Prepared) -> Prepared:
+    """The prepared network with the float model's functions in the place of those that its target has instead."""
+    model = ir.from_proto(ir.to_proto(prepared.model))
+    for node in model.graph:
+        if node.name in prepared.facts.stand_ins:
+            node.op_type = prepared.facts.stand_ins[node.name]
+            node.attributes.clear()
+    return replace(prepared, model=model)
+
+
 def check_walk(model: onnx.ModelProto, data: dict[str, np.ndarray], settings: Any) -> int:
     """Compare every visit with whole runs; returns the number of visits."""
     prepared, plan, _ = quantize_model(model, data, settings)
-    floats, quantized = whole_run(prepare_proto(model)[0], None, data), whole_run(prepared, plan, data)
+    floats, quantized = whole_run(with_own_functions(prepared), None, data), whole_run(prepared, plan, data)
     seen = 0
     with Walk(prepared, plan, feed(model, data, limits=StoreLimits())) as walk:
         for visit in walk.visits():

@@ -50,7 +50,9 @@ def test_networks_keep_20_db_and_load_gives_the_file_bit_by_bit(name, tmp_path):
     assert result.report.fidelity.sqnr_db >= 20
     layers = [row for row in result.report.layers if row.op in ("Conv", "Gemm") or row.weight_dtype]
     assert len(layers) > 5
-    assert {row.weight_dtype for row in layers} == {"int8"}
+    in_float = {row.reason_code for row in layers if row.weight_dtype != "int8"}
+    assert in_float <= {"most-error-for-its-bytes"}, "which selective precision leaves in float"
+    assert sum(row.weight_dtype == "int8" for row in layers) > 0.9 * len(layers)
     loaded = result.load(threads=1)(samples[:3])
     np.testing.assert_array_equal(loaded.numpy(), in_onnxruntime(result.onnx_path, samples[:3])[0])
     with torch.no_grad():
