@@ -84,8 +84,8 @@ def leave_loud(
     best = LeftInFloat(prepared, (), "")
     if not loud or len(loud[0].nodes) > most:
         return best
-    figure, scores, failures, count = sqnr_db(prepared), list[str](), 0, 1
-    scores.append(f"none {figure:.1f} dB")
+    figure, failures, count = sqnr_db(prepared), 0, 1
+    scores = [f"none {figure:.1f} dB"]
     while failures < _FAILURES:
         nodes = tuple(name for one in loud[:count] for name in one.nodes)
         if len(nodes) > most:

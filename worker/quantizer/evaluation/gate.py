@@ -139,15 +139,14 @@ def _as_samples_tell(goal: GateClause, gate: Gate, pair: MeasuredPair) -> GateCl
     With the gate's confidence the interval decides, as for other clauses. Without, the figure does, unless one sample
     more or less would decide otherwise: the model was chosen among others by these very samples.
     """
-    known = any(figures.name == goal.metric for figures in pair.metrics)
-    named = gate.model_copy(update={"metric": goal.metric if known else AGREEMENT})
-    _, drop = _judged(named, pair.fidelity, pair.metrics)
+    figures = next((figures for figures in pair.metrics if figures.name == goal.metric), None)
+    name, unit = (AGREEMENT, "%") if figures is None else (figures.name, figures.unit)
+    _, drop = _judged(gate.model_copy(update={"metric": name}), pair.fidelity, pair.metrics)
     if goal.got is None or drop.got is None:
         return goal
     if gate.confidence:
         found = _decided("max_drop", goal.wanted, drop, gate, None)
         return found.model_copy(update={"clause": goal.clause, "metric": goal.metric, "got": goal.got})
-    unit = next((figures.unit for figures in pair.metrics if figures.name == goal.metric), "%")
     if unit != "%" or not drop.samples:
         return goal
     one = 100.0 / drop.samples

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from worker.quantizer.evaluation.metrics import Distance
-from worker.quantizer.evaluation.metrics.distances import class_scores
+from worker.quantizer.evaluation.metrics.distances import are_probabilities, class_scores
 
 Array = np.ndarray[Any, Any]
 
@@ -33,7 +33,6 @@ LOST_SQNR_DB = 26.0
 _COMPETING = 10
 _ROWS_OF_BATCH, _MOST_ROWS, _ROWS = 128, 8192, 512  # that are taken of a batch, kept, and looked at in the end
 _LEAST_PROBABILITY = 1e-6
-_SUM_TOLERANCE = 1e-2
 _ERFC = np.frompyfunc(math.erfc, 1, 1)
 # The share of margins that count as spread evenly, at least so many.
 _SMALLEST, _FEWEST = 0.2, 4
@@ -50,11 +49,13 @@ class DecisionNoise:
     def update(self, expected: Array, got: Array) -> None:
         """Take in one batch of scores [..., classes]; [n, classes, height, width] for maps."""
         rows, twins = _rows(expected)[:: self._every], _rows(got)[:: self._every]
+        if not len(rows):
+            return
         self._is_finite &= bool(np.isfinite(twins).all())
         place = min(_COMPETING, rows.shape[1]) - 1
         best = np.argpartition(-rows, place, axis=1)[:, : place + 1]
         pair = np.stack([np.take_along_axis(scores, best, axis=1) for scores in (rows, twins)]).astype(np.float64)
-        if _are_probabilities(rows):
+        if are_probabilities(rows):
             pair = np.log(np.maximum(pair, _LEAST_PROBABILITY))
         self._pairs.append(pair)
         self._count += len(rows)
@@ -65,11 +66,11 @@ class DecisionNoise:
     @property
     def changed_percent(self) -> float:
         """Expected share of other decisions."""
+        if not self._pairs:
+            return 0.0
         if not self._is_finite:
             return 100.0
         pair = np.concatenate(self._pairs, axis=1)
-        if not pair.size:
-            return 0.0
         rows, twins = _centered(pair[:, :: math.ceil(pair.shape[1] / _ROWS)])
         power = float(np.square(rows).sum())
         gain = float((rows * twins).sum()) / power if power else 0.0
@@ -136,10 +137,6 @@ def _rows(output: Array) -> Array:
         scores = np.moveaxis(scores, 1, -1)
     rows: Array = scores.reshape(-1, scores.shape[-1])
     return rows[:: max(math.ceil(len(rows) / _ROWS_OF_BATCH), 1)]
-
-
-def _are_probabilities(rows: Array) -> bool:
-    return bool((rows >= 0.0).all() and (np.abs(rows.sum(axis=1) - 1.0) < _SUM_TOLERANCE).all())
 
 
 def _centered(rows: Array) -> Array:

@@ -11,6 +11,7 @@ from service.contracts.errors import InvalidConfigError
 from service.contracts.metrics import MeanAveragePrecision
 from tests.unit.quantizer.evaluation.measuring import measured, value
 from tests.unit.quantizer.toolbox import normal, rng
+from worker.quantizer.evaluation.metrics import MetricSet
 from worker.quantizer.evaluation.metrics.base import MetricBatch
 from worker.quantizer.evaluation.metrics.boxes import Detections, detections, kept_boxes
 from worker.quantizer.evaluation.metrics.detection import AveragePrecision
@@ -45,7 +46,12 @@ def scene(seed: int, samples: int = 6, most: int = 5, found: int = 8, classes: i
     return outputs, {"boxes": truth, "classes": numbers}
 
 
-# AP, AP50, AP75 and AR100 in percent by pycocotools 2.0.11 on these scenes.
+def coco_figures(found: MetricSet) -> tuple[float, ...]:
+    """AP, AP50, AP75 and AR100 in percent."""
+    return (found.values["map"], *(found.details["map"][name] for name in ("ap50", "ap75", "average_recall")))
+
+
+# The figures of ``coco_figures`` by pycocotools 2.0.11 on these scenes.
 PYCOCOTOOLS = {
     0: (12.4537, 26.8881, 9.5072, 45.0468), 1: (12.6739, 32.2890, 6.9154, 42.9340),
     2: (13.1421, 28.3809, 10.1735, 49.5404), 3: (11.0494, 24.4306, 11.2996, 44.1712),
@@ -56,9 +62,8 @@ PYCOCOTOOLS = {
 def test_the_figures_of_pycocotools(seed: int) -> None:
     outputs, labels = scene(seed, samples=20, most=7, found=15, classes=4)
     found = measured([METRIC], outputs, arrays=labels, batch=(1, 4, 7, 50)[seed])
+    assert coco_figures(found) == pytest.approx(PYCOCOTOOLS[seed], abs=1e-3)
     details = found.details["map"]
-    got = (found.values["map"], details["ap50"], details["ap75"], details["average_recall"])
-    assert got == pytest.approx(PYCOCOTOOLS[seed], abs=1e-3)
     for number in range(4):  # of one class alone
         one = {**labels, "classes": np.where(labels["classes"] == number, number, -1)}
         assert value(METRIC, outputs, arrays=one) == pytest.approx(details[f"class {number}"], abs=1e-3)
@@ -166,9 +171,7 @@ def test_what_lies_in_a_crowd_counts_neither_way(seed: int) -> None:
     outputs, labels = scene(seed, samples=20, most=7, found=15, classes=4)
     crowds = {"crowds": crowded(labels)}
     found = measured([{**METRIC, "labels": {"crowds": "crowds"}}], outputs, arrays={**labels, **crowds})
-    details = found.details["map"]
-    got = (found.values["map"], details["ap50"], details["ap75"], details["average_recall"])
-    assert got == pytest.approx(WITH_CROWDS[seed], abs=1e-3)
+    assert coco_figures(found) == pytest.approx(WITH_CROWDS[seed], abs=1e-3)
 
 
 def crowded(labels: dict) -> np.ndarray:
