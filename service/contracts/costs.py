@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
+from random import Random
 from typing import Any
 
 from service.contracts.algorithms import Algorithm
@@ -56,13 +58,24 @@ def wanted_patches(shape: Shape) -> int:
     return min(wanted, max(_MOST_ELEMENTS // one, _FEWEST_PATCHES))
 
 
-def held_back_samples(available: int) -> int:
-    """How many of ``available`` calibration samples are for judging: a sixth of them, at most 64.
+def spread(available: int, wanted: int) -> list[int]:
+    """Ascending numbers of ``wanted`` out of ``available`` samples, or of all if there are fewer.
+
+    One of each part of equal size, as data is often stored class by class; at random in its part, as classes may also
+    take turns. The same for the same numbers.
+    """
+    count, random = min(available, wanted), Random(available)  # noqa: S311 - nothing secret
+    bounds = [k * available // count for k in range(count + 1)] if count else []
+    return [low + int(random.random() * (high - low)) for low, high in pairwise(bounds)]
+
+
+def held_back_samples(available: int) -> list[int]:
+    """Numbers of those of ``available`` calibration samples that are for judging: a sixth of them, at most 64.
 
     With fewer than 24 samples all of them are used for both.
     """
     part = min(available // _JUDGING_PART, _MOST_JUDGING)
-    return part if part >= _FEWEST_JUDGING else available
+    return spread(available, part if part >= _FEWEST_JUDGING else available)
 
 
 # Runs are repeated until their interval is narrow; one of a single sample takes longer than its part of a batch.
@@ -170,7 +183,7 @@ def _algorithms(config: QuantizationConfig, facts: CostFacts) -> Iterator[tuple[
         made = sum(cost(variant, facts) + _NODE_FILLED * facts.nodes for variant in algorithm.variants())
         yield algorithm.method, ways * made
         if algorithm.is_judged:
-            judged = held_back_samples(facts.calibration_samples)
+            judged = len(held_back_samples(facts.calibration_samples))
             acceptance = 2 * _SESSION_NODE * facts.nodes + judged * facts.sample_seconds * _ACCEPTANCE
             yield f"{algorithm.method} acceptance", ways * acceptance
         if algorithm.accept in ("if_better_at_end", "reconsidered"):

@@ -56,7 +56,7 @@ class Material:
 
     def feeds(self) -> Mapping[str, np.ndarray]:
         size = choose_batch_size(self.inputs, self.data, 1)
-        return next(iter(self.data.batches(self.inputs, size, limit=size))).feeds
+        return next(iter(self.data.batches(self.inputs, size, samples=range(size)))).feeds
 
 
 @pytest.fixture(scope="module")

@@ -29,12 +29,12 @@ def forward_seconds(case: Case, run: Run) -> float:
     """
     data = case.measured_on
     size = choose_batch_size(case.inputs, data, _MEASURED_BATCH)
-    batch = next(iter(data.batches(case.inputs, size, limit=size)))
+    batch = next(iter(data.batches(case.inputs, size, samples=range(size))))
     taken: list[float] = []
     while len(taken) < _FEWEST_RUNS or (len(taken) < _MOST_RUNS and sum(taken) < _MEASURED_SECONDS):
         run.check()
         begin = time.perf_counter()
-        case.float_session.run(batch.feeds, start=batch.start)
+        case.float_session.run(batch.feeds, numbers=batch.numbers)
         taken.append(time.perf_counter() - begin)
     return min(taken) / max(batch.valid, 1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from bisect import bisect_left
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -29,9 +30,9 @@ from worker.quantizer.data.array_files import detect_format, read_npz, read_safe
 from worker.quantizer.data.media import Media, read_media, refuse_for_arrays
 from worker.quantizer.data.pictures import for_stored_pictures
 from worker.quantizer.data.preprocess import Transform
-from worker.quantizer.data.ragged import RaggedArray, grouped, largest_sample, pieces, told_shape
+from worker.quantizer.data.ragged import ChosenReader, RaggedArray, alike, grouped, largest_sample, pieces, told_shape
 from worker.quantizer.data.selection import are_classes, one_hot_classes, read_labels, select_arrays
-from worker.quantizer.data.stored import Array, ArraySource, MemoryArray, SampleReader
+from worker.quantizer.data.stored import Array, ArraySource, MemoryArray
 from worker.quantizer.data.summary import BLOCK_BYTES, Identity, Profiler, summarize
 from worker.quantizer.data.zips import DEFAULT_MAX_TOTAL_BYTES
 
@@ -45,12 +46,15 @@ class SampleBatch:
 
     feeds: dict[str, Array]  # by input name, C-contiguous, of the model's dtype
     labels: Labels | None  # class numbers int64 [valid], or None
-    start: int  # number of the first sample
-    # real samples, all of one shape; what follows them repeats the last one, to fill a model of fixed batch size
-    valid: int
+    numbers: Sequence[int]  # of the real samples, ascending, all of one shape; what fills up repeats the last one
     # those that were asked for by name, as they are stored, [valid, ...]; None stands for the labels
     arrays: Mapping[str | None, Array] = field(default_factory=dict)
     size: int = 0  # samples in the feeds, with those that fill up
+
+    @property
+    def valid(self) -> int:
+        """How many samples are real."""
+        return len(self.numbers)
 
     def cut(self, output: Array, axis: int = 0) -> Array:
         """A model output without the samples that fill up; what has no such axis of samples stays as it is."""
@@ -165,19 +169,17 @@ class OpenDataset:
         inputs: Sequence[TensorInfo],
         batch_size: int,
         *,
-        limit: int | None = None,
-        start: int = 0,
+        samples: Sequence[int] | None = None,
         arrays: Collection[str | None] = (),
     ) -> Iterator[SampleBatch]:
-        """Batches of consecutive samples; the next one is read while the caller works on the last.
+        """Batches of samples in their order; the next one is read while the caller works on the last.
 
         A batch mixes no shapes: it ends where the next sample of any array that it reads has another one.
 
         Args:
             inputs: the model's inputs.
             batch_size: samples per batch at most, as given by ``choose_batch_size``.
-            limit: stop before the sample of this number.
-            start: number of the first sample.
+            samples: ascending numbers, of which those that there are count; None: all.
             arrays: names of stored arrays to hand out besides, None being the labels.
 
         Raises:
@@ -185,10 +187,10 @@ class OpenDataset:
             DatasetFormatError: damaged bytes.
         """
         plan = _Plan(self, inputs, batch_size, arrays)
-        total = self.samples if limit is None else min(limit, self.samples)
-        if total - start <= batch_size:
-            return plan.run(start, total)
-        return _read_ahead(plan.run(start, total))
+        wanted = range(self.samples) if samples is None else samples[: bisect_left(samples, self.samples)]
+        if len(wanted) <= batch_size:
+            return plan.run(wanted)
+        return _read_ahead(plan.run(wanted))
 
 
 class _Plan:
@@ -224,26 +226,24 @@ class _Plan:
             self._asked[name] = source.name
             self._sources[source.name] = source
 
-    def run(self, first: int, total: int) -> Generator[SampleBatch, None, None]:
-        """The batches of the samples from ``first`` up to ``total``."""
-        readers: dict[str, SampleReader] = {}
+    def run(self, samples: Sequence[int]) -> Generator[SampleBatch, None, None]:
+        """The batches of these samples."""
+        readers: dict[str, ChosenReader] = {}
         with ExitStack() as opened:
             for name, source in self._sources.items():
-                readers[name] = opened.enter_context(closing(source.open()))
-                for _, skipped in pieces([source], 0, min(first, total), self._batch_size):
-                    readers[name].read(skipped)
-            for start, valid in pieces(self._sources.values(), first, total, self._batch_size):
-                blocks = {name: reader.read(valid) for name, reader in readers.items()}
+                reader = opened.enter_context(closing(source.open()))
+                readers[name] = ChosenReader(source, reader, self._batch_size)
+            for numbers in alike(self._sources.values(), samples, self._batch_size):
+                blocks = {name: reader.read(numbers) for name, reader in readers.items()}
                 yield SampleBatch(
                     feeds={
                         name: self._feed(blocks[array], transform, whole)
                         for name, array, transform, whole in self._feeds
                     },
-                    labels=None if self._labels is None else self._labels[start : start + valid],
-                    start=start,
-                    valid=valid,
+                    labels=None if self._labels is None else self._labels[numbers],
+                    numbers=numbers,
                     arrays={asked: blocks[name] for asked, name in self._asked.items()},
-                    size=self._batch_size if self._pad else valid,
+                    size=self._batch_size if self._pad else len(numbers),
                 )
 
     def _feed(self, block: Array, transform: Transform, whole: bool) -> Array:

@@ -1,15 +1,14 @@
 """Arrays that are stored sample by sample, ``NAME/0000``, ``NAME/0001`` and so on, each of a shape of its own.
 
-The samples keep the order of their numbers, whatever their shapes: so every beginning of the data is as mixed as all of
-it, and a sample's number, label and prediction stand where its user put them. What is read at once ends where the next
-sample has another shape.
+The samples keep the order of their numbers, whatever their shapes: a sample's number, label and prediction stand where
+its user put them. What is read at once ends where the next sample has another shape.
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -219,6 +218,51 @@ def pieces(sources: Collection[ArraySource], first: int, last: int, most: int) -
         end = min(start + most, last, *(array.run_end(start) for array in ragged))
         yield start, end - start
         start = end
+
+
+def alike(sources: Collection[ArraySource], numbers: Sequence[int], most: int) -> Iterator[list[int]]:
+    """The samples of these ascending numbers in groups that mix no shapes, of ``most`` at most."""
+    ragged = [array for array in sources if isinstance(array, RaggedArray)]
+    group: list[int] = []
+    end = 0  # of the run of samples of one shape that the group lies in
+    for number in numbers:
+        if group and (len(group) == most or number >= end):
+            yield group
+            group = []
+        if not group:
+            end = min((array.run_end(number) for array in ragged), default=numbers[-1] + 1)
+        group.append(number)
+    if group:
+        yield group
+
+
+class ChosenReader:
+    """Reads some samples of an array, in their order.
+
+    Args:
+        array: of the samples.
+        reader: that has read nothing yet; closed by whoever opened it.
+        most: samples that are skipped at once.
+    """
+
+    def __init__(self, array: ArraySource, reader: SampleReader, most: int) -> None:
+        self._array, self._reader, self._most = array, reader, most
+        self._at = 0
+
+    def read(self, numbers: Sequence[int]) -> Array:
+        """The samples of these ascending numbers, all of one shape and behind those read so far, [numbers, ...]."""
+        blocks = []
+        place = 0
+        while place < len(numbers):
+            first, count = numbers[place], 1
+            while place + count < len(numbers) and numbers[place + count] == first + count:
+                count += 1
+            for _, skipped in pieces([self._array], self._at, first, self._most):
+                self._reader.read(skipped)
+            blocks.append(self._reader.read(count))
+            self._at = first + count
+            place += count
+        return np.concatenate(blocks) if len(blocks) > 1 else blocks[0]
 
 
 def largest_sample(sources: Collection[ArraySource]) -> int:

@@ -323,11 +323,11 @@ def cost_in_words(model: ir.Model, toolkit: Toolkit) -> str:
     """
     case, services = toolkit.case, toolkit.services
     session = Session(to_bytes(model), threads=services.threads, what="equalized float model")
-    metrics, first = case.metrics, toolkit.first_sample
+    metrics = case.metrics
     measurable = metrics.fed_by(case.calibration) and metrics.judges_parts
     distances, before, after = Distances(), metrics.start(part=True), metrics.start(part=True)
     expected = case.expected_outputs(
-        services.run, batch_size=_BATCH, first=first, last=first + _SAMPLES, with_arrays=measurable
+        services.run, batch_size=_BATCH, samples=toolkit.learning(_SAMPLES), with_arrays=measurable
     )
     for twins in side_by_side(session, expected, services.run):
         distances.update(twins.pairs())

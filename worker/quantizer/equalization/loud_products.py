@@ -73,7 +73,7 @@ def leave_loud(
     """
     most = sum(entry.role is Role.LINEAR for entry in draft.plan.nodes.values()) // _ONE_OF
     loud = sorted((one for one in measured if one.loudness >= _LOUD), key=lambda one: -one.noise)
-    judge = Judge(toolkit.case, toolkit.services, toolkit.held_back or toolkit.case.calibration_samples)
+    judge = Judge(toolkit.case, toolkit.services, toolkit.judging)
     bare = replace(toolkit, to_come=())
 
     def sqnr_db(tried: Prepared) -> float:

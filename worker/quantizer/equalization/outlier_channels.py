@@ -150,7 +150,7 @@ class _TreatmentSearch:
     def __init__(self, spec: OutlierChannels, draft: Draft, found: Sequence[Outliers], toolkit: Toolkit) -> None:
         self._spec, self._draft, self._found, self._toolkit = spec, draft, found, toolkit
         case = toolkit.case
-        self._judge = Judge(case, toolkit.services, toolkit.held_back or case.calibration_samples)
+        self._judge = Judge(case, toolkit.services, toolkit.judging)
         self._tried: list[str] = []
         self._left: dict[str, Reason] = {}
 

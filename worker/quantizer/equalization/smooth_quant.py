@@ -129,7 +129,7 @@ class SmoothQuantStep(Step[SmoothQuant | Awq]):
             if isinstance(request.observer, ChannelExtremes):
                 known.extremes = request.observer.result()
             elif isinstance(request.observer, RowSample):
-                known.rows = request.observer.result(first_sample=toolkit.first_sample)
+                known.rows = request.observer.result(toolkit.learning())
         return seen
 
 

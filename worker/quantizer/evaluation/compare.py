@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from service.contracts.costs import spread
 from service.contracts.errors import EngineError
 from service.contracts.evaluation import EvaluationSpec
 from service.contracts.report import Fidelity, Interval, OutputFidelity
@@ -140,7 +141,7 @@ def compare(
     estimate = None if deciding is None else LossEstimate(deciding)
     run.progress(stage, 0, total, "samples")
     done, looked_at = 0, _FIRST_LOOK_SAMPLES
-    expected = reference.outputs(run, batch_size=_EVALUATION_BATCH, last=limit, arrays=metrics.arrays)
+    expected = reference.outputs(run, batch_size=_EVALUATION_BATCH, samples=range(total), arrays=metrics.arrays)
     for twins in side_by_side(quantized, expected, run):
         for name, one, other in twins.pairs():
             _update(figures[name], name, one, other, twins.batch)
@@ -197,7 +198,7 @@ def _update(figures: _OutputFigures, name: str, expected: np.ndarray, got: np.nd
         if np.isfinite(expected).all() and not np.isfinite(got).all():
             rows = np.argwhere(~np.isfinite(got))
             each = got.ndim > 0 and len(got) == samples
-            raise NoLongerFiniteError(name, batch.start + (int(rows[0, 0]) if each else 0))
+            raise NoLongerFiniteError(name, batch.numbers[int(rows[0, 0]) if each else 0])
         figures.distance.update(expected, got)
         figures.powers.add(power_sums(expected, got, samples), samples=samples)
     figures.agreement.update(expected, got, samples)
@@ -260,9 +261,9 @@ def layer_distances(
     """
     distances = {layer: Distance() for layer in pairs}
     wanted, twins = (list(dict.fromkeys(pair[k] for pair in pairs.values())) for k in (0, 1))
-    total = min(limit, reference.data.samples)
+    chosen = spread(reference.data.samples, limit)
     done = 0
-    expected = reference.outputs(run, batch_size=1, last=limit, names=wanted)
+    expected = reference.outputs(run, batch_size=1, samples=chosen, names=wanted)
     for pair in side_by_side(quantized, expected, run, outputs=twins):
         for layer, (a, b) in pairs.items():
             one, other = pair.batch.cut(pair.expected[a]), pair.batch.cut(pair.got[b])
@@ -271,18 +272,19 @@ def layer_distances(
             if seen is not None:
                 seen(layer, one)
         done += pair.batch.valid
-        run.progress("layers", done, total, "samples")
+        run.progress("layers", done, len(chosen), "samples")
     return {layer: _round(distance.sqnr_db, 3) for layer, distance in distances.items()}
 
 
 def worst_distance_db(reference: FloatReference, other: Session, *, limit: int, run: Run) -> float | None:
-    """SQNR in dB of the model's worst output over the first samples, one by one; None if it is not finite.
+    """SQNR in dB of the model's worst output over some samples, one by one; None if it is not finite.
 
     Raises:
         EngineError: the runtime failed.
         CanceledError: the run was canceled.
     """
     distances = Distances()
-    for twins in side_by_side(other, reference.outputs(run, batch_size=1, last=limit), run):
+    chosen = spread(reference.data.samples, limit)
+    for twins in side_by_side(other, reference.outputs(run, batch_size=1, samples=chosen), run):
         distances.update(twins.pairs())
     return distances.worst_db

@@ -58,7 +58,7 @@ def measure_latency(
         EngineError: the runtime failed.
         CanceledError: the run was canceled.
     """
-    batch = next(iter(reference.batches(1, last=1)))
+    batch = next(iter(reference.batches(1, samples=range(1))))
     sides = [partial(session.run, batch.feeds) for session in (reference.session, quantized)]
     for _ in range(_WARMUP_PAIRS):
         run.check()

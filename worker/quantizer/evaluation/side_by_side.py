@@ -67,8 +67,7 @@ class FloatReference:
         run: Run,
         *,
         batch_size: int,
-        first: int = 0,
-        last: int | None = None,
+        samples: Sequence[int] | None = None,
         names: Sequence[str] | None = None,
         arrays: Collection[str | None] = (),
     ) -> Iterator[Expected]:
@@ -77,8 +76,7 @@ class FloatReference:
         Args:
             run: asked before every batch whether to stop.
             batch_size: samples per batch, where the model lets one choose.
-            first: number of the first sample.
-            last: number of the sample to stop before; None: all.
+            samples: ascending numbers of those to run on; None: all.
             names: of the outputs wanted; None for all.
             arrays: of the dataset, to hand out beside the samples; None being the labels.
 
@@ -88,13 +86,13 @@ class FloatReference:
             CanceledError: the run was canceled.
         """
         names = list(self.session.output_names if names is None else names)
-        for batch in self.batches(batch_size, first=first, last=last, arrays=arrays):
+        for batch in self.batches(batch_size, samples=samples, arrays=arrays):
             run.check()
-            found = self.session.run(batch.feeds, names, start=batch.start)
+            found = self.session.run(batch.feeds, names, numbers=batch.numbers)
             yield Expected(batch, dict(zip(names, found, strict=True)))
 
     def batches(
-        self, size: int, *, first: int = 0, last: int | None = None, arrays: Collection[str | None] = ()
+        self, size: int, *, samples: Sequence[int] | None = None, arrays: Collection[str | None] = ()
     ) -> Iterator[SampleBatch]:
         """The samples of ``outputs`` as the model takes them.
 
@@ -102,7 +100,7 @@ class FloatReference:
             DatasetError: the data is damaged or does not fit the model.
         """
         size = choose_batch_size(self.inputs, self.data, size)
-        return self.data.batches(self.inputs, size, start=first, limit=last, arrays=arrays)
+        return self.data.batches(self.inputs, size, samples=samples, arrays=arrays)
 
 
 class KeptOutputs:
@@ -167,7 +165,7 @@ def side_by_side(
     for one in expected:
         run.check()
         names = list(one.outputs if outputs is None else outputs)
-        got = session.run(one.batch.feeds, names, start=one.batch.start)
+        got = session.run(one.batch.feeds, names, numbers=one.batch.numbers)
         yield Twins(one.batch, one.outputs, dict(zip(names, got, strict=True)))
 
 
@@ -234,12 +232,16 @@ class NhwcSession(Session):
         self._fed: dict[str, np.ndarray] = {}
 
     def run(
-        self, feeds: dict[str, np.ndarray], outputs: Sequence[str] | None = None, *, start: int | None = None
+        self,
+        feeds: dict[str, np.ndarray],
+        outputs: Sequence[str] | None = None,
+        *,
+        numbers: Sequence[int] | None = None,
     ) -> list[np.ndarray]:
         """Run once on feeds in NCHW; see ``Session.run``."""
         if feeds is not self._feeds:
             self._feeds, self._fed = feeds, {name: self._turned(name, array) for name, array in feeds.items()}
-        return super().run(self._fed, outputs, start=start)
+        return super().run(self._fed, outputs, numbers=numbers)
 
     def _turned(self, name: str, array: np.ndarray) -> np.ndarray:
         fits = name in self._inputs and array.ndim == len(TO_NHWC)

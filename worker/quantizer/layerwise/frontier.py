@@ -201,8 +201,7 @@ class Feed:
 
     data: OpenDataset  # calibration set
     inputs: Sequence[TensorInfo]  # the model's inputs
-    first: int  # number of the first sample
-    last: int  # number of the sample to stop before
+    samples: Sequence[int]  # ascending numbers
     threads: int  # of the sessions
     run: Run  # asked between runs whether to stop
     limits: StoreLimits = DEFAULT_LIMITS  # where tensors wait
@@ -212,16 +211,12 @@ class Feed:
     def of(
         toolkit: Toolkit, *, samples: int | None = None, limits: StoreLimits | None = None, device: str = "cpu"
     ) -> Feed:
-        """The calibration samples that a step may learn from, or the first ``samples`` of them."""
+        """The calibration samples that a step may learn from, or ``samples`` of them, spread over all."""
         case, services = toolkit.case, toolkit.services
-        last = case.calibration_samples
-        if samples is not None:
-            last = min(last, toolkit.first_sample + samples)
         return Feed(
             case.calibration,
             case.inputs,
-            toolkit.first_sample,
-            last,
+            toolkit.learning(samples),
             services.threads,
             services.run,
             limits or DEFAULT_LIMITS,
@@ -232,7 +227,7 @@ class Feed:
         """Samples that run together at most."""
         one, largest = choose_batch_size(self.inputs, self.data, 1), self.data.largest(self.inputs)
         elements = 1
-        for batch in self.data.batches(self.inputs, one, start=largest, limit=largest + 1):
+        for batch in self.data.batches(self.inputs, one, samples=[largest]):
             elements = sum(array.size for array in batch.feeds.values())
         wanted = max(1, min(_LARGEST_PART, _PART_ELEMENTS // max(elements, 1)))
         return choose_batch_size(self.inputs, self.data, int(wanted))
@@ -334,7 +329,7 @@ class Frontier:
         """
         feed = self.feed
         size = feed.part_size()
-        for batch in feed.data.batches(feed.inputs, size, start=feed.first, limit=feed.last):
+        for batch in feed.data.batches(feed.inputs, size, samples=feed.samples):
             feed.run.check()
             part = Part(len(self.parts), batch.valid, batch.size)
             self.parts.append(part)
@@ -343,7 +338,7 @@ class Frontier:
                     if name in used:
                         self._store.put(self._key(name, part, False), array, read_next=name in first)
             except StoreFullError:
-                self._dropped += max(feed.last - batch.start - batch.valid, 0)
+                self._dropped += sum(number > batch.numbers[-1] for number in feed.samples)
                 self._do_without_last_part()
                 return
 

@@ -86,7 +86,7 @@ def _fill_with_data(draft: Draft, case: Case, services: Services) -> Filled:
     calibrated = calibrate(draft, case, services, steps, supplied=config.tensor_ranges)
     judged = any(algorithm.holds_samples_back for algorithm in config.algorithms)
     samples = held_back_samples(case.calibration_samples)
-    toolkit = Toolkit(case, services, samples if judged else 0, step_of)
+    toolkit = Toolkit(case, services, samples if judged else (), step_of)
     drafts, outcomes = refine(calibrated, steps, toolkit, Judge(case, services, samples))
     filled = Filled(drafts, outcomes)
     return with_float16(filled, case, services) if config.has_float16 else filled

@@ -240,16 +240,14 @@ class Case:
         run: Run,
         *,
         batch_size: int,
-        first: int = 0,
-        last: int | None = None,
+        samples: Sequence[int] | None = None,
         outputs: Sequence[str] | None = None,
         with_arrays: bool = False,
     ) -> Iterator[Expected]:
         """What the float model makes of calibration samples.
 
-        ``first`` is the number of the first sample, ``last`` of the one to stop before, None: behind the last that
-        ranges are taken from. ``outputs`` are names, None: all. With ``with_arrays`` what the metrics read is handed
-        out too.
+        ``samples`` are ascending numbers, None: of all that ranges are taken from. ``outputs`` are names, None: all.
+        With ``with_arrays`` what the metrics read is handed out too.
 
         Raises:
             DatasetError: the data is damaged or does not fit the model.
@@ -259,8 +257,7 @@ class Case:
         return FloatReference(self.float_session, self.calibration, self.inputs).outputs(
             run,
             batch_size=batch_size,
-            first=first,
-            last=self.calibration_samples if last is None else min(last, self.calibration_samples),
+            samples=range(self.calibration_samples) if samples is None else samples,
             names=outputs,
             arrays=self.metrics.arrays if with_arrays else (),
         )

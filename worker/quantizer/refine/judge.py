@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -79,14 +79,25 @@ def score_session(
 
 
 class Judge:
-    """Runs drafts on the first ``samples`` calibration samples."""
+    """Runs drafts on calibration samples.
 
-    def __init__(self, case: Case, services: Services, samples: int) -> None:
+    Args:
+        case: whose samples.
+        services: of the run.
+        samples: ascending numbers of those that count.
+    """
+
+    def __init__(self, case: Case, services: Services, samples: Sequence[int]) -> None:
         self._case, self._services = case, services
-        self.samples = samples
+        self._numbers = samples
         self._metrics = case.metrics
         self._measurable = case.metrics.fed_by(case.calibration) and case.metrics.judges_parts
         self._known: list[tuple[Draft, Scored]] = []
+
+    @property
+    def samples(self) -> int:
+        """How many samples count."""
+        return len(self._numbers)
 
     def score(self, draft: Draft) -> Score:
         """SQNR of the worst output in dB, and the first declared metric (else top-1) where the labels are there."""
@@ -124,7 +135,7 @@ class Judge:
     def _expected(self) -> list[Expected]:
         case, services = self._case, self._services
         return list(
-            case.expected_outputs(services.run, batch_size=_BATCH, last=self.samples, with_arrays=self._measurable)
+            case.expected_outputs(services.run, batch_size=_BATCH, samples=self._numbers, with_arrays=self._measurable)
         )
 
 

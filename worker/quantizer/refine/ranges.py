@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from service.contracts.config import QuantizationConfig
-from service.contracts.costs import TRIAL_SAMPLES
+from service.contracts.costs import TRIAL_SAMPLES, spread
 from service.contracts.specs import ActivationSpec, AutoCalibration, MseCalibration, is_integer, needs_calibration
 from worker.quantizer.evaluation.metrics import Distances
 from worker.quantizer.evaluation.side_by_side import Expected, side_by_side
@@ -124,10 +124,11 @@ def _words(found: Range) -> str:
     return f"[{found.minimum:g}, {found.maximum:g}]"
 
 
-def _expected(case: Case, services: Services, samples: int) -> list[Expected]:
-    """The first samples, as many as may be held, and the float network's outputs for them."""
+def _expected(case: Case, services: Services, wanted: int) -> list[Expected]:
+    """Some samples, as many as may be held, and the float network's outputs for them."""
     found, held = [], 0
-    for expected in case.expected_outputs(services.run, batch_size=_SENSITIVITY_BATCH, last=samples):
+    samples = spread(case.calibration_samples, wanted)
+    for expected in case.expected_outputs(services.run, batch_size=_SENSITIVITY_BATCH, samples=samples):
         found.append(expected)
         held += sum(array.size for array in expected.arrays)
         if held > _MOST_ELEMENTS:
@@ -284,7 +285,9 @@ def activations_db(
     """
     alone = _without_weights(plan)
     fill_activations(prepared.graph, alone, ranges)
-    expected = case.expected_outputs(services.run, batch_size=_TRIAL_BATCH, last=TRIAL_SAMPLES)
+    expected = case.expected_outputs(
+        services.run, batch_size=_TRIAL_BATCH, samples=spread(case.calibration_samples, TRIAL_SAMPLES)
+    )
     return _worst_db(Draft(prepared, alone).session(services.threads), expected, services)
 
 

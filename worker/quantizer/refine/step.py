@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from service.contracts.algorithms import Algorithm
+from service.contracts.costs import spread
 from service.contracts.reason import Reason
 from service.contracts.report import RangeChange, TrainingFigures
 from service.contracts.search import Search
@@ -81,9 +82,14 @@ def calibrate(
         better, notes = settle_inputs(found, sources, case, services, levels)
         plan_log.note(*notes)
         ranges = plan.ranges = given | found | better
-        limit, threads = case.config.calibration_samples, services.threads
         check_finite(
-            prepared.model, ranges, case.calibration, case.inputs, limit=limit, threads=threads, run=services.run
+            prepared.model,
+            ranges,
+            case.calibration,
+            case.inputs,
+            samples=case.calibration_samples,
+            threads=services.threads,
+            run=services.run,
         )
         if behind:
             observed = {tensor: ranges[tensor] for tensor in observers}
@@ -138,15 +144,22 @@ class Toolkit:
 
     case: Case  # what is quantized
     services: Services  # of the run
-    held_back: int  # the first so many calibration samples are for judging steps; no step may learn from them
+    held_back: Sequence[int]  # numbers of the calibration samples for judging steps; no step may learn from them
     step_of: Callable[[Algorithm], Step[Any]]  # makes the step of an algorithm, for a step that tries others
     # steps that need their statistics whenever a changed float model is calibrated anew
     to_come: Sequence[Step[Any]] = ()
 
     @property
-    def first_sample(self) -> int:
-        """Number of the first calibration sample that a step may learn from."""
-        return self.held_back if self.held_back < self.case.calibration_samples else 0
+    def judging(self) -> Sequence[int]:
+        """Numbers of the calibration samples that a step judges by: all where none are held back."""
+        return self.held_back or range(self.case.calibration_samples)
+
+    def learning(self, wanted: int | None = None) -> list[int]:
+        """Numbers of the calibration samples that a step may learn from, spread over all; None: of all of them."""
+        held_back = frozenset(self.held_back)
+        free = [number for number in range(self.case.calibration_samples) if number not in held_back]
+        free = free or list(range(self.case.calibration_samples))
+        return free if wanted is None else [free[k] for k in spread(len(free), wanted)]
 
     def recalibrate(self, draft: Draft, changed: Prepared, *, touched: Collection[str] | None = None) -> Draft:
         """A changed float model, planned and calibrated anew.

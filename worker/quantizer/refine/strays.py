@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from service.contracts.costs import spread
 from service.contracts.errors import UnsupportedModelError
 from worker.quantizer.evaluation.metrics import Distances
 from worker.quantizer.evaluation.side_by_side import Twins, side_by_side
@@ -49,26 +50,21 @@ def strays(prepared: ir.Model, case: Case, services: Services) -> dict[str, str]
 def _differing(session: Session, case: Case, services: Services, samples: int) -> dict[str, str]:
     """How outputs of ``session`` differ from those of the float model, by name."""
     distances, found = Distances(), dict[str, str]()
-    for first in spread(case.calibration_samples, samples):
-        expected = case.expected_outputs(services.run, batch_size=1, first=first, last=first + 1)
-        for twins in side_by_side(session, expected, services.run):
-            finite = []
-            for name, one, other in _arrays(twins):
-                how = _unlike(one, other)
-                if how is not None:
-                    found.setdefault(name, how)
-                elif one.dtype.kind == "f" and one.shape == other.shape:
-                    both = np.isfinite(one) & np.isfinite(other)
-                    finite.append((name, np.where(both, one, 0), np.where(both, other, 0)))
-            distances.update(finite)
+    numbers = spread(case.calibration_samples, samples)
+    expected = case.expected_outputs(services.run, batch_size=1, samples=numbers)
+    for twins in side_by_side(session, expected, services.run):
+        finite = []
+        for name, one, other in _arrays(twins):
+            how = _unlike(one, other)
+            if how is not None:
+                found.setdefault(name, how)
+            elif one.dtype.kind == "f" and one.shape == other.shape:
+                both = np.isfinite(one) & np.isfinite(other)
+                finite.append((name, np.where(both, one, 0), np.where(both, other, 0)))
+        distances.update(finite)
     figures = {name: distance.sqnr_db for name, distance in distances.of.items()}
     far = {name: f"{db:.1f} dB" for name, db in figures.items() if db is not None and db < _PREPARED_SQNR_DB}
     return {**far, **found}
-
-
-def spread(count: int, wanted: int) -> list[int]:
-    """Numbers of ``wanted`` samples out of ``count``, the first and the last among them."""
-    return sorted({round(k) for k in np.linspace(0, max(count - 1, 0), min(count, wanted))})
 
 
 def _arrays(twins: Twins) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:

@@ -396,7 +396,7 @@ def refused(
         CanceledError: the run was canceled.
     """
     size = choose_batch_size(case.inputs, case.calibration, 1)
-    batch = next(iter(case.calibration.batches(case.inputs, size, limit=1)), None)
+    batch = next(iter(case.calibration.batches(case.inputs, size, samples=range(1))), None)
     found: dict[str, Reason] = {}
     while True:
         services.run.check()

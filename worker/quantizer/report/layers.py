@@ -325,7 +325,7 @@ def with_latency(
     """
     if is_large(done.emitted.model) or done.content.size_bytes > sizes.WEIGHT_BYTES or done.content.path is not None:
         return tuple(layers), "the latency of layers was not measured: the model is too large to profile"
-    batch = next(iter(case.reference.batches(1, last=1)))
+    batch = next(iter(case.reference.batches(1, samples=range(1))))
     nhwc = () if done.plan.is_empty else done.prepared.nhwc_inputs
     with tempfile.TemporaryDirectory(prefix="quantmill-profile-") as folder:
         session = NhwcSession(

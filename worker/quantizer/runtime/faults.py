@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +41,7 @@ def failed_run(
     *,
     what: str,
     feeds: Mapping[str, np.ndarray],
-    start: int | None,
+    numbers: Sequence[int] | None,
     uploaded: bool,
     dynamic: bool,
 ) -> QuantmillError:
@@ -51,7 +51,7 @@ def failed_run(
         error: what the runtime raised.
         what: the model that ran, in words.
         feeds: what it was fed.
-        start: number of the first sample in ``feeds``, if known.
+        numbers: of the samples in ``feeds``, if known.
         uploaded: True if the model is the user's own, False if the engine made it.
         dynamic: True if its inputs leave more than the first axis open.
     """
@@ -61,7 +61,7 @@ def failed_run(
     words = f"onnxruntime failed to run {_words(where)}the {what}: {reason}"
     if any(mark in text.lower() for mark in _BOUNDS):
         found = _INDEX.search(reason)
-        culprit: dict[str, Any] = _fed_value(int(found["index"]), feeds, start) if found else {}
+        culprit: dict[str, Any] = _fed_value(int(found["index"]), feeds, numbers) if found else {}
         told = f"; it is in input {culprit['input']!r}" if culprit else ""
         told += f" in sample {culprit['sample']}" if "sample" in culprit else ""
         return DatasetMismatchError(
@@ -141,12 +141,13 @@ def _words(where: Mapping[str, str]) -> str:
     return f"an unnamed {where['op_type']} node of " if where else ""
 
 
-def _fed_value(index: int, feeds: Mapping[str, np.ndarray], start: int | None) -> dict[str, Any]:
+def _fed_value(index: int, feeds: Mapping[str, np.ndarray], numbers: Sequence[int] | None) -> dict[str, Any]:
     """The integer input that holds ``index``, and the sample; nothing unless exactly one input does."""
     holders = {name: array for name, array in feeds.items() if array.dtype.kind in "iu" and (array == index).any()}
     if len(holders) != 1:
         return {}
     ((name, array),) = holders.items()
-    if start is None or not array.ndim:
+    if not numbers or not array.ndim:
         return {"input": name}
-    return {"input": name, "sample": start + int(np.argwhere(array == index)[0][0])}
+    row = int(np.argwhere(array == index)[0][0])
+    return {"input": name, "sample": numbers[min(row, len(numbers) - 1)]}  # rows that fill up repeat the last one

@@ -186,14 +186,18 @@ class Session:
         self.output_types: dict[str, str] = {output.name: output.type for output in self._session.get_outputs()}
 
     def run(
-        self, feeds: dict[str, np.ndarray], outputs: Sequence[str] | None = None, *, start: int | None = None
+        self,
+        feeds: dict[str, np.ndarray],
+        outputs: Sequence[str] | None = None,
+        *,
+        numbers: Sequence[int] | None = None,
     ) -> list[np.ndarray]:
         """Run once. bfloat16 goes in as ml_dtypes' type and comes out as float32; float16 inputs take float32, too.
 
         Args:
             feeds: by input name.
             outputs: names of the outputs wanted; None for all.
-            start: number of the first sample in ``feeds``, for error messages.
+            numbers: of the samples in ``feeds``, for error messages.
 
         Raises:
             DatasetMismatchError: the data has a shape, a type or an index that the model cannot take.
@@ -215,7 +219,7 @@ class Session:
                 results: list[np.ndarray] = self._session.run(names, fed)
         except RUNTIME_ERRORS as error:
             raise failed_run(
-                error, what=self._what, feeds=feeds, start=start, uploaded=self._uploaded, dynamic=self._dynamic
+                error, what=self._what, feeds=feeds, numbers=numbers, uploaded=self._uploaded, dynamic=self._dynamic
             ) from error
         finally:
             forget_files(self._files)  # large weights, of which several sessions would each keep the pages

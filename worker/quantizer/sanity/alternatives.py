@@ -409,7 +409,7 @@ class PairedTrial:
                 feeds[name] = np.ascontiguousarray(other, feeds[name].dtype)
             return feeds
 
-        batches = run_on(self._session, self._picked, self._inputs, start=start, limit=count, change=changed)
+        batches = run_on(self._session, self._picked, self._inputs, samples=range(start, count), change=changed)
         return np.concatenate([*([] if known is None else [known]), *(batch[self._output] for batch in batches)])
 
 

@@ -150,7 +150,7 @@ class _First:
 
 def _first_run(case: Case, picked: OpenDataset) -> _First:
     """Outputs that are arrays of one row per sample; others are left empty."""
-    batches = run_on(case.float_session, picked, case.inputs, limit=_FIRST)
+    batches = run_on(case.float_session, picked, case.inputs, samples=range(_FIRST))
     names = case.float_session.output_names
     outputs = []
     for k in range(len(names)):
@@ -223,7 +223,7 @@ def _decided(case: Case, judged: Judged, services: Services) -> tuple[Array, Arr
     """Decisions int64 [samples, rank] and labels of as many samples as it takes to tell them from guesses."""
     found, labels = [], []
     count, next_look = 0, _LOOK
-    for expected in case.reference.outputs(services.run, batch_size=_BATCH, last=_MOST):
+    for expected in case.reference.outputs(services.run, batch_size=_BATCH, samples=range(_MOST)):
         batch = expected.batch
         scores = judged.scores([batch.cut(output) for output in expected.outputs.values()])
         if scores is None or batch.labels is None or len(scores) != len(batch.labels):

@@ -153,7 +153,7 @@ class BatchNorms:
         if self._session is None:
             return None
         names = self._session.output_names
-        batches = run_on(self._session, picked, inputs, names, limit=_SAMPLES, change=change)
+        batches = run_on(self._session, picked, inputs, names, samples=range(_SAMPLES), change=change)
         found = {name: [batch[k] for batch in batches] for k, name in enumerate(names)}
         distances = [_nats(node, found[node.tensor]) for node in self._nodes]
         return float(np.mean(distances))

@@ -46,7 +46,7 @@ def with_function_findings(case: Case, prepared: Prepared, services: Services) -
         session = Session(model, threads=services.threads, what="prepared model")
         samples = held_back_samples(case.calibration_samples)
         classes = deciding_outputs(model, case.config.evaluation, case.calibration.summary.labels)
-        expected = case.expected_outputs(run, batch_size=_BATCH, last=samples)
+        expected = case.expected_outputs(run, batch_size=_BATCH, samples=samples)
         found = score_session(session, expected, case.metrics, run, by_metric=False, classes=classes)
     nodes = ", ".join(f"{count} {op_type}" for op_type, count in replaced.items())
     sqnr_db = found.score.sqnr_db

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from service.contracts.costs import spread
 from service.contracts.model import TensorInfo
 from worker.quantizer.data import ArrayDataset, OpenDataset, choose_batch_size
 from worker.quantizer.data.preprocess import Transform
@@ -76,8 +77,7 @@ def look_at(data: OpenDataset, inputs: Sequence[TensorInfo], *, limit: int | Non
     row_bytes = max(1, sum(sample_bytes(a.dtype, a.shape) for a in sources.values()))
     seen = max(1, min(total, _READ_BYTES // row_bytes, _READ_SAMPLES))
     kept = max(2, min(MOST_PICKED, _KEPT_BYTES // row_bytes))
-    # at even distances: data is often stored class by class
-    numbers = sorted({int(k) for k in np.linspace(0, seen - 1, min(seen, kept))})
+    numbers = spread(seen, kept)
     step = max(1, _BLOCK_BYTES // row_bytes)
     prints = [b""] * seen
     rows: dict[str, list[Array]] = {}
@@ -157,8 +157,7 @@ def run_on(
     inputs: Sequence[TensorInfo],
     outputs: Sequence[str] | None = None,
     *,
-    start: int = 0,
-    limit: int | None = None,
+    samples: Sequence[int] | None = None,
     change: Callable[[dict[str, Array]], dict[str, Array]] | None = None,
 ) -> list[list[Array]]:
     """Outputs of a model on these samples: one list of arrays per batch, without samples that fill up.
@@ -168,8 +167,7 @@ def run_on(
         picked: the samples.
         inputs: the model's.
         outputs: names of those wanted; None for all.
-        start: number of the first sample.
-        limit: number of the sample to stop before; None: all.
+        samples: ascending numbers of those to run; None: all.
         change: what to do to the feeds first.
 
     Raises:
@@ -177,8 +175,8 @@ def run_on(
     """
     found = []
     size = choose_batch_size(inputs, picked, _RUN_BATCH)
-    for batch in picked.batches(inputs, size, start=start, limit=limit):
+    for batch in picked.batches(inputs, size, samples=samples):
         feeds = batch.feeds if change is None else change(dict(batch.feeds))
-        results = session.run(feeds, outputs, start=batch.start)
+        results = session.run(feeds, outputs, numbers=batch.numbers)
         found.append([batch.cut(a) if isinstance(a, np.ndarray) else a for a in results])
     return found

@@ -62,7 +62,7 @@ class AutopilotStep(Step[Autopilot]):
         """
         timed = TimedRun(toolkit.services.run, self.spec.budget.max_seconds)
         case, services = toolkit.case, replace(toolkit.services, run=timed)
-        judge = Judge(case, services, toolkit.held_back or case.calibration_samples)
+        judge = Judge(case, services, toolkit.judging)
         place = output_place(self.spec.output_index, case)
         evaluator = GoalEvaluator(self.spec.goal, case, services, output_index=place)
         trials = RecipeTrials(draft, replace(toolkit, services=services), judge, evaluator)

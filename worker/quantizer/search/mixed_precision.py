@@ -254,7 +254,7 @@ class Corrections:
         following = listed[listed.index(spec) + 1 :] if spec in listed else ()
         self._algorithms = [algorithm for algorithm in following if isinstance(algorithm, BiasCorrection)]
         self._toolkit = toolkit
-        self._judge = Judge(toolkit.case, toolkit.services, toolkit.held_back or toolkit.case.calibration_samples)
+        self._judge = Judge(toolkit.case, toolkit.services, toolkit.judging)
 
     @property
     def words(self) -> str:

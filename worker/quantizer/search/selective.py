@@ -312,11 +312,11 @@ def output_errors(draft: Draft, toolkit: Toolkit, *, samples: int | None) -> Out
         if entry.tensor == entry.source and entry.quantization is not None:
             source = entered.get(entry.source, entry.source)
             errors["activation", entry.source] = ActivationError(source, entry.quantization.fake)
-    first, available = toolkit.first_sample, case.calibration_samples - toolkit.first_sample
+    available = len(toolkit.learning())
     most = min(_COPIES_PER_SAMPLE * available, _MOST_COPIES) // max(len(errors), 1)
-    count = min(samples or max(1, min(most, _MOST_SAMPLES)), available)
-    alone = propagated(model, list(errors.values()), case, services, samples=range(first, first + count))
-    expected = case.expected_outputs(services.run, batch_size=_BATCH, first=first, last=first + count)
+    numbers = toolkit.learning(samples or max(1, min(most, _MOST_SAMPLES)))
+    alone = propagated(model, list(errors.values()), case, services, samples=numbers)
+    expected = case.expected_outputs(services.run, batch_size=_BATCH, samples=numbers)
     together = Distances()
     for twins in side_by_side(draft.session(services.threads), expected, services.run):
         together.update(twins.pairs())

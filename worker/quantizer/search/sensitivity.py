@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from service.contracts.algorithms import SensitivityAnalysis
 from service.contracts.algorithms.precision import Level, level_document
+from service.contracts.costs import spread
 from service.contracts.search import KindSensitivity, LayerSensitivity, Sensitivity
 from service.contracts.specs import ActivationSpec, WeightSpec
 from worker.quantizer.data import choose_batch_size
@@ -47,8 +48,7 @@ class Analysis:
     ranges: Ranges  # calibrated, by source tensor and spec
     case: Case  # what is quantized
     services: Services  # of the run
-    samples: int  # how many to run
-    first_sample: int = 0  # number of the first one
+    samples: Sequence[int]  # ascending numbers of those to run
     output_index: int = 0  # of the output that counts
     verify: int = 0  # layers at the head of the ranking that are checked by models
 
@@ -66,8 +66,7 @@ def analyse(analysis: Analysis) -> Sensitivity:
         CanceledError: the run was canceled.
     """
     draft, layers, levels, measured = analysis.draft, analysis.layers, analysis.levels, analysis.measured
-    case, services, first = analysis.case, analysis.services, analysis.first_sample
-    last = min(first + analysis.samples, case.calibration_samples)
+    case, services = analysis.case, analysis.services
     nodes = {node.name: node for node in draft.graph}
     local = {layer.node: _weight_errors(nodes[layer.node], levels) for layer in layers}
     grids = {
@@ -83,15 +82,20 @@ def analyse(analysis: Analysis) -> Sensitivity:
     errors, owners = _errors(
         nodes, layers, levels[measured], squares, {name: entered.get(name, name) for name in grids[measured]}
     )
-    found = propagated(model, errors, case, services, samples=range(first, last))
+    found = propagated(model, errors, case, services, samples=analysis.samples)
     output = name_of(draft.graph.outputs[analysis.output_index])
     relative = {owner: noise.get(output, 0.0) for owner, noise in zip(owners, found, strict=True)}
     ranked = _ranked(analysis, relative, local, squares.sums)
-    return Sensitivity(output=output, samples=last - first, measured=measured, layers=tuple(ranked))
+    return Sensitivity(output=output, samples=len(analysis.samples), measured=measured, layers=tuple(ranked))
 
 
 def propagated(
-    model: ir.Model, errors: list[WeightError | ActivationError], case: Case, services: Services, *, samples: range
+    model: ir.Model,
+    errors: list[WeightError | ActivationError],
+    case: Case,
+    services: Services,
+    *,
+    samples: Sequence[int],
 ) -> list[dict[str, float]]:
     """What each error alone leaves in the outputs that it reaches: error power over signal power, by name.
 
@@ -100,7 +104,7 @@ def propagated(
         errors: what starts where.
         case: whose calibration samples are run.
         services: of the run.
-        samples: numbers of those to run.
+        samples: ascending numbers of those to run.
 
     Raises:
         EngineError: the runtime failed.
@@ -111,7 +115,7 @@ def propagated(
     distances = [Distances() for _ in errors]
     size = choose_batch_size(case.inputs, case.calibration, _RANKING_BATCH)
     done = 0
-    for batch in case.calibration.batches(case.inputs, size, limit=samples.stop, start=samples.start):
+    for batch in case.calibration.batches(case.inputs, size, samples=samples):
         for output, copies in propagation.outputs(batch.feeds).items():
             clean = batch.cut(copies.pop(-1))
             for k, values in copies.items():
@@ -290,9 +294,7 @@ def analysis_of(
     # A steady ranking must not cost more than a few passes over a calibration set.
     enough = max(_FEWEST_SAMPLES, min(_MOST_SAMPLES, _SAMPLES_TIMES_LAYERS // len(layers)))
     place = output_place(output, case)
-    return Analysis(
-        draft, layers, levels, ranges, case, services, samples or enough, toolkit.first_sample, place, verify
-    )
+    return Analysis(draft, layers, levels, ranges, case, services, toolkit.learning(samples or enough), place, verify)
 
 
 def analyse_once(analysis: Analysis) -> Sensitivity:
@@ -321,7 +323,7 @@ def verified(analysis: Analysis, found: Sensitivity) -> Sensitivity:
         EngineError: the runtime failed.
         CanceledError: the run was canceled.
     """
-    case, services, first, count = analysis.case, analysis.services, analysis.first_sample, analysis.verify
+    case, services, count = analysis.case, analysis.services, analysis.verify
     alone = [replace(layer, group=k) for k, layer in enumerate(analysis.layers)]
     levels = _FLOAT, analysis.levels[analysis.measured]
     assigner = Assigner(analysis.draft, alone, levels, analysis.ranges, case, services)
@@ -330,8 +332,7 @@ def verified(analysis: Analysis, found: Sensitivity) -> Sensitivity:
         case.expected_outputs(
             services.run,
             batch_size=_VERIFIED_BATCH,
-            first=first,
-            last=first + _VERIFIED_SAMPLES,
+            samples=[analysis.samples[k] for k in spread(len(analysis.samples), _VERIFIED_SAMPLES)],
             outputs=[found.output],
         )
     )
@@ -363,7 +364,7 @@ def _key(analysis: Analysis) -> str:
             for (source, spec), found in sorted(analysis.ranges.items(), key=lambda item: item[0][0])
             if spec == level.activation
         ],
-        "settings": {name: getattr(analysis, name) for name in ("samples", "first_sample", "output_index", "verify")},
+        "settings": {name: getattr(analysis, name) for name in ("samples", "output_index", "verify")},
     }
     network = model_digest(analysis.draft.prepared.model)
     origin = {name: value for name, value in analysis.case.origin.items() if name != "evaluation"}

@@ -268,11 +268,11 @@ def collect(
         if size == 1 and choose_batch_size(inputs, data, _LARGEST_BATCH) > 1:
             size = _preferred_batch(session, data, inputs)
     with ThreadPoolExecutor(max(threads, 1), thread_name_prefix="reduce") as pool:
-        for batch in data.batches(inputs, size, limit=limit, start=done):
+        for batch in data.batches(inputs, size, samples=range(done, total)):
             run.check()
             tensors = dict(batch.feeds)
             if session is not None:
-                tensors.update(zip(fetched, session.run(batch.feeds, fetched, start=batch.start), strict=True))
+                tensors.update(zip(fetched, session.run(batch.feeds, fetched, numbers=batch.numbers), strict=True))
             read = [pooled[request.tensor] if request.pooled else request.tensor for request in requests]
             work = [(request.observer, batch.cut(tensors[name])) for request, name in zip(requests, read, strict=True)]
             _reduce(work, batch.valid, pool, threads)
@@ -305,6 +305,6 @@ def _reduce(work: Sequence[tuple[Observer, np.ndarray]], samples: int, pool: Thr
 def _preferred_batch(session: Session, data: OpenDataset, inputs: Sequence[TensorInfo]) -> int:
     """A batch size by the number of elements that the largest sample makes; the same for the same model and data."""
     largest = data.largest(inputs)
-    batch = next(iter(data.batches(inputs, 1, start=largest, limit=largest + 1)))
+    batch = next(iter(data.batches(inputs, 1, samples=[largest])))
     elements = sum(array.size for array in session.run(batch.feeds))
     return int(max(1, min(_LARGEST_BATCH, _BATCH_ELEMENTS // max(elements, 1))))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -227,13 +227,13 @@ class RowSample:
             hashes, numbers, rows = hashes[kept], numbers[kept], rows[kept]
         self._parts, self._kept = [(hashes, numbers, rows)], hashes.size
 
-    def result(self, *, first_sample: int = 0) -> np.ndarray | None:
-        """Float32 [rows, channels] of the samples from number ``first_sample`` on; None if there are none."""
+    def result(self, samples: Collection[int] | None = None) -> np.ndarray | None:
+        """Float32 [rows, channels] of the samples of these numbers, None: of all; None if there are none."""
         if not self._parts:
             return None
         self._thin()
         _, numbers, rows = self._parts[0]
-        chosen = rows[numbers >= first_sample]
+        chosen = rows if samples is None else rows[np.isin(numbers, list(samples))]
         return chosen if chosen.size else None
 
 

@@ -297,7 +297,7 @@ def check_finite(
     data: OpenDataset,
     inputs: Sequence[TensorInfo],
     *,
-    limit: int | None,
+    samples: int,
     threads: int,
     run: Run,
 ) -> None:
@@ -305,7 +305,7 @@ def check_finite(
 
     A range that is not finite though no tensor holds NaN or Inf is that of no values at all, and is let pass.
 
-    ``ranges`` are by tensor name, as collected from the first ``limit`` samples of ``data``.
+    ``ranges`` are by tensor name, as collected from the first ``samples`` samples of ``data``.
 
     Raises:
         DatasetMismatchError: some samples drive a node beyond float32; names the first node and sample.
@@ -321,14 +321,14 @@ def check_finite(
     size = choose_batch_size(inputs, data, 1)
     first: tuple[int, str, str] | None = None  # sample, tensor, value
     clean = 0
-    for batch in data.batches(inputs, size, limit=limit):
+    for batch in data.batches(inputs, size, samples=range(samples)):
         run.check()
-        results = dict(zip(tensors, session.run(batch.feeds, tensors, start=batch.start), strict=True))
+        results = dict(zip(tensors, session.run(batch.feeds, tensors, numbers=batch.numbers), strict=True))
         found = next((name for name in tensors if not np.isfinite(results[name]).all()), None)
         if found is None:
             clean += batch.valid
         elif first is None:
-            first = (batch.start + _row(results[found], size), found, _value(results[found]))
+            first = (batch.numbers[min(_row(results[found], size), batch.valid - 1)], found, _value(results[found]))
         if first is not None and clean:
             break
     if first is None:

@@ -317,4 +317,4 @@ class Validation:
     def _as_stored(self, batch: Minibatch) -> SampleBatch:
         labels = self._case.calibration.labels
         known = None if labels is None else labels[batch.numbers]
-        return SampleBatch(batch.feeds, known, int(batch.numbers[0]), batch.valid, batch.arrays, batch.size)
+        return SampleBatch(batch.feeds, known, batch.numbers[: batch.valid].tolist(), batch.arrays, batch.size)

@@ -214,15 +214,16 @@ class TrainingSamples:
         largest = max(sample_bytes(array.dtype, array.shape) for array, _ in map(self._data.array_for, self._inputs))
         preferred = max(1, min(_MOST_READ, _READ_BYTES // max(largest, 1)))
         size = choose_batch_size(self._inputs, self._data, preferred)
-        stream = self._data.batches(self._inputs, size, limit=self.count, arrays=self._asked)
+        stream = self._data.batches(self._inputs, size, samples=range(self.count), arrays=self._asked)
         for batch in stream:
             self._run.check()
             if not self._feeds:
                 self._make_room(batch)
+            first = batch.numbers[0]
             for name, values in batch.feeds.items():
-                self._feeds[name].write(batch.start, values[None] if name in self._whole else values[: batch.valid])
+                self._feeds[name].write(first, values[None] if name in self._whole else values[: batch.valid])
             for asked, values in batch.arrays.items():
-                self._arrays[asked].write(batch.start, values)
+                self._arrays[asked].write(first, values)
         for column in self._columns():
             column.map()
 

@@ -68,7 +68,7 @@ def train(spec: QuantizationAwareTraining, draft: Draft, toolkit: Toolkit) -> St
     split = split_samples(
         count,
         validation_share=spec.validation_share,
-        judging=0 if spec.accept == "always" else held_back_samples(count),
+        judging=0 if spec.accept == "always" else len(held_back_samples(count)),
         classes=None if case.calibration.labels is None else case.calibration.labels[:count],
         seed=seed_of(spec, toolkit),
     )

@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from service.contracts.costs import spread
 from service.contracts.errors import EngineError
 from service.contracts.reason import declare
 from worker.quantizer.fallback.regions import without
@@ -23,7 +24,6 @@ from worker.quantizer.graph.values import is_float32, name_of, node_name
 from worker.quantizer.plan.types import Role
 from worker.quantizer.preparation.layout import TO_NHWC
 from worker.quantizer.refine.draft import STATIC, Differs, Draft, Filled, QuantizedDraft
-from worker.quantizer.refine.strays import spread
 from worker.quantizer.runtime.faults import cleaned
 from worker.quantizer.runtime.host import may_saturate
 from worker.quantizer.sanity.decisions import RUNTIME_DIFFERS
@@ -191,12 +191,11 @@ class _Settling:
         if self._sample is None:
             reference = replace(reference, data=self._case.calibration)
             numbers = spread(self._case.calibration_samples, _SAMPLES)
-        for first in numbers:
-            for one in reference.outputs(self._services.run, batch_size=1, first=first, last=first + 1):
-                self._expected.append({name: np.asarray(one.outputs[name]) for name in self._outputs})
-                self._feeds.append(
-                    {name: _fed(name, array, turned, float16_nodes) for name, array in one.batch.feeds.items()}
-                )
+        for one in reference.outputs(self._services.run, batch_size=1, samples=numbers):
+            self._expected.append({name: np.asarray(one.outputs[name]) for name in self._outputs})
+            self._feeds.append(
+                {name: _fed(name, array, turned, float16_nodes) for name, array in one.batch.feeds.items()}
+            )
 
     def _look(self, done: QuantizedDraft) -> _FoundDifference | str | None:
         """What is wrong with a model; words: it could not be told; None: nothing."""

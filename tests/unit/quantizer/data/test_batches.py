@@ -38,23 +38,23 @@ def floats(*shape: int) -> np.ndarray[Any, Any]:
     return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
 
 
-@given(samples=st.integers(1, 20), size=st.integers(1, 8), limit=st.none() | st.integers(1, 25))
-def test_fixed_batches_are_padded_with_the_last_sample(samples: int, size: int, limit: int | None) -> None:
+@given(samples=st.integers(1, 20), size=st.integers(1, 8), chosen=st.none() | st.sets(st.integers(0, 24), min_size=1))
+def test_fixed_batches_are_padded_with_the_last_sample(samples: int, size: int, chosen: set[int] | None) -> None:
     data = floats(samples, 3)
     labels = np.arange(samples)
     dataset = ArrayDataset({"x": data}, labels)
     inputs = [tensor("x", size, 3)]
     assert choose_batch_size(inputs, dataset, 99) == size
-    batches = list(dataset.batches(inputs, size, limit=limit))
-    total = min(samples, limit or samples)
-    assert sum(batch.valid for batch in batches) == total
+    batches = list(dataset.batches(inputs, size, samples=None if chosen is None else sorted(chosen)))
+    wanted = [number for number in range(samples) if chosen is None or number in chosen]
+    assert [number for batch in batches for number in batch.numbers] == wanted
     for batch in batches:
         values = batch.feeds["x"]
         assert values.shape == (size, 3)
-        np.testing.assert_array_equal(values[: batch.valid], data[batch.start : batch.start + batch.valid])
+        np.testing.assert_array_equal(values[: batch.valid], data[batch.numbers])
         assert (values[batch.valid :] == values[batch.valid - 1]).all()
         assert batch.labels is not None
-        np.testing.assert_array_equal(batch.labels, labels[batch.start : batch.start + batch.valid])
+        np.testing.assert_array_equal(batch.labels, labels[batch.numbers])
 
 
 def test_a_dynamic_batch_is_short_at_the_end_and_not_padded() -> None:
@@ -189,9 +189,9 @@ def test_arrays_asked_for_come_with_their_samples(first: int, limit: int | None,
     x, boxes, labels = floats(10, 3), floats(10, 2, 4), floats(10, 5, 5).astype(np.uint8)
     dataset = ArrayDataset({"x": x, "boxes": boxes}, labels)
     inputs = [tensor("x", batch, 3)]
-    seen = list(dataset.batches(inputs, 4, limit=limit, start=first, arrays=("boxes", None, "x")))
+    seen = list(dataset.batches(inputs, 4, samples=range(first, limit or 10), arrays=("boxes", None, "x")))
     for found in seen:
-        part = slice(found.start, found.start + found.valid)
+        part = list(found.numbers)
         np.testing.assert_array_equal(found.arrays["boxes"], boxes[part])
         np.testing.assert_array_equal(found.arrays[None], labels[part])
         np.testing.assert_array_equal(found.arrays["x"], x[part])  # as stored, and not filled up
@@ -230,10 +230,10 @@ def test_a_file_of_samples_is_one_array_whose_lengths_vary(tmp_path: Path, form:
     assert summary.labels is not None
     assert (summary.labels.minimum, summary.labels.maximum) == (0, 3)
     batches = list(open_dataset(path, PLAIN).batches([tensor("x", "n", "length", 3)], 8))
-    assert [(batch.start, batch.valid, batch.feeds["x"].shape) for batch in batches] == [
-        (0, 1, (1, 5, 3)),
-        (1, 2, (2, 2, 3)),
-        (3, 1, (1, 9, 3)),
+    assert [(batch.numbers, batch.feeds["x"].shape) for batch in batches] == [
+        ([0], (1, 5, 3)),
+        ([1, 2], (2, 2, 3)),
+        ([3], (1, 9, 3)),
     ]
     assert [batch.labels.tolist() for batch in batches if batch.labels is not None] == [[3], [1, 0], [2]]
 
@@ -242,28 +242,25 @@ def test_a_file_of_samples_is_one_array_whose_lengths_vary(tmp_path: Path, form:
     lengths=st.lists(st.integers(1, 3), min_size=1, max_size=12),
     size=st.integers(1, 4),
     fixed=st.booleans(),
-    start=st.integers(0, 12),
-    limit=st.none() | st.integers(0, 14),
+    chosen=st.sets(st.integers(0, 14)),
 )
-def test_batches_mix_no_shapes_and_keep_the_order(
-    lengths: list[int], size: int, fixed: bool, start: int, limit: int | None
-) -> None:
+def test_batches_mix_no_shapes_and_keep_the_order(lengths: list[int], size: int, fixed: bool, chosen: set[int]) -> None:
     labels = np.arange(len(lengths))
     data = ArrayDataset(samples(*lengths), labels)
     inputs = [tensor("x", size if fixed else None, None, 3)]
     assert choose_batch_size(inputs, data, size) == size
     seen: list[int] = []
-    for batch in data.batches(inputs, size, start=start, limit=limit, arrays=(None,)):
+    for batch in data.batches(inputs, size, samples=sorted(chosen), arrays=(None,)):
         rows = batch.feeds["x"]
         assert len(rows) == batch.size == (size if fixed else batch.valid)
         numbers = rows[: batch.valid, 0, 0].astype(int).tolist()
-        assert numbers == list(range(batch.start, batch.start + batch.valid))
+        assert numbers == batch.numbers
         assert {lengths[number] for number in numbers} == {rows.shape[1]}
         assert (rows[batch.valid :] == rows[batch.valid - 1]).all()
         assert batch.labels is not None
         assert batch.labels.tolist() == batch.arrays[None].tolist() == numbers
         seen += numbers
-    assert seen == list(range(start, len(lengths) if limit is None else min(limit, len(lengths))))
+    assert seen == sorted(number for number in chosen if number < len(lengths))
 
 
 def test_a_batch_ends_where_any_array_changes_its_shape() -> None:

@@ -55,11 +55,11 @@ def test_batches_equal_numpy_load(
     dataset = open_dataset(path, PLAIN)
     assert dataset.samples == len(array)
     for _ in range(2):  # every pass starts from sample 0
-        batches = list(dataset.batches([info("x", array)], batch_size, limit=limit))
+        batches = list(dataset.batches([info("x", array)], batch_size, samples=range(limit or len(array))))
         got = [batch.feeds["x"] for batch in batches]
         assert all(values.flags.c_contiguous and values.dtype == expected.dtype for values in got)
         np.testing.assert_array_equal(np.concatenate(got), expected)
-        assert [batch.start for batch in batches] == list(range(0, len(expected), batch_size))
+        assert [batch.numbers[0] for batch in batches] == list(range(0, len(expected), batch_size))
         assert [batch.valid for batch in batches] == [len(values) for values in got]
 
 

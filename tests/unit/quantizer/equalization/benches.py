@@ -48,7 +48,7 @@ class Bench:
         )
         services = Services(SilentRun(), threads=1)
         self.draft = calibrate(Draft(prepared, plan, form=MODES[settings.mode].form), case, services, (self.step,))
-        self.toolkit = Toolkit(case, services, held_back, step_of)
+        self.toolkit = Toolkit(case, services, range(held_back), step_of)
 
     def apply(self) -> StepResult:
         """The step at work."""

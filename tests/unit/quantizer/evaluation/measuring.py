@@ -42,11 +42,9 @@ def measured(
     found = bound.start()
     inputs = [TensorInfo(name="x", dtype="float32", shape=("n", 1))]
     for part in data.batches(inputs, batch, arrays=bound.arrays):
-        taken = range(part.start, part.start + part.valid)
+        taken = part.numbers
         cut = {name: array.take(taken, axis=at[name]) for name, array in outputs.items()}
-        twin = (
-            None if reference is None else {name: array[taken.start : taken.stop] for name, array in reference.items()}
-        )
+        twin = None if reference is None else {name: array[taken] for name, array in reference.items()}
         found.update(part, cut, twin)
     return found
 

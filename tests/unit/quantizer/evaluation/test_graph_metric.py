@@ -175,7 +175,7 @@ def test_an_uploaded_graph_counts_like_one_in_the_config(tmp_path: Path) -> None
     bound.check(data)
     found = bound.start()
     for batch in data.batches(infos(x), 8, arrays=bound.arrays):
-        found.update(batch, {"y": outputs["y"][batch.start : batch.start + batch.valid]})
+        found.update(batch, {"y": outputs["y"][batch.numbers[0] : batch.numbers[0] + batch.valid]})
     assert found.values["onnx"] == pytest.approx(value({"kind": "top1"}, outputs, labels), abs=2e-4)
     with pytest.raises(InvalidConfigError, match="uploaded model 'mdl_1' does not exist") as caught:
         Metrics(spec, infos(outputs))
@@ -266,7 +266,7 @@ def test_a_distance_gets_the_float_output_first() -> None:
     found = Metrics(spec, infos({"y": outputs}), functions={"mine": distance}).start()
     data = ArrayDataset({"x": outputs})
     for batch in data.batches([TensorInfo(name="x", dtype="float32", shape=("n", 3))], 4):
-        part = slice(batch.start, batch.start + batch.valid)
+        part = slice(batch.numbers[0], batch.numbers[0] + batch.valid)
         found.update(batch, {"y": twins[part]}, {"y": outputs[part]})
     assert found.values["mine"] == pytest.approx(float(np.abs(outputs - twins).max()), rel=1e-6)
     np.testing.assert_array_equal(given[0][0], outputs)

@@ -41,7 +41,7 @@ _NPU = {"preset": "xint8", "algorithms": []}
 
 def feed(model: onnx.ModelProto, data: Mapping[str, np.ndarray], **changes: Any) -> Feed:
     samples = len(next(iter(data.values())))
-    made = Feed(ArrayDataset(data), input_infos(model), 0, samples, threads=1, run=SilentRun())
+    made = Feed(ArrayDataset(data), input_infos(model), range(samples), threads=1, run=SilentRun())
     return replace(made, **changes)
 
 

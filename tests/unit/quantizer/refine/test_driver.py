@@ -15,8 +15,9 @@ import pytest
 from service.contracts.algorithms import AdaRound, Algorithm, BiasCorrection, CrossLayerEqualization, MixedPrecision
 from service.contracts.algorithms.precision import DistanceGoal
 from service.contracts.config import parse_config
+from service.contracts.costs import spread
 from tests.support.each import each
-from tests.unit.quantizer.search.benches import chain_of_convolutions, samples, toolkit_for
+from tests.unit.quantizer.search.benches import SAMPLES, chain_of_convolutions, samples, toolkit_for
 from tests.unit.quantizer.toolbox import config, data, network, quantize_file, run_onnx, sqnr_db
 from worker.quantizer.evaluation.compare import layer_distances
 from worker.quantizer.plan.parameters import Parameters
@@ -46,13 +47,14 @@ class Willful(Spoiler):
 
 
 def by_config(algorithm: Algorithm, draft: Draft, toolkit: Toolkit) -> Draft:
-    drafts, (outcome,) = refine(draft, [toolkit.step_of(algorithm)], toolkit, Judge(toolkit.case, toolkit.services, 8))
+    judge = Judge(toolkit.case, toolkit.services, range(8))
+    drafts, (outcome,) = refine(draft, [toolkit.step_of(algorithm)], toolkit, judge)
     assert outcome.kept == (len(drafts) == 2)
     return drafts[-1]
 
 
 def by_autopilot(algorithm: Algorithm, draft: Draft, toolkit: Toolkit) -> Draft:
-    judge = Judge(toolkit.case, toolkit.services, 8)
+    judge = Judge(toolkit.case, toolkit.services, range(8))
     bench = RecipeTrials(draft, toolkit, judge, GoalEvaluator(DistanceGoal(limit=20.0), toolkit.case, toolkit.services))
     trial = bench.trial(Basis("as configured"), (algorithm,))
     assert trial.kept == is_spoiled(bench.draft_of(trial))
@@ -99,7 +101,7 @@ def test_what_is_judged_at_the_end_is_judged_by_what_the_others_make_of_it(
     draft, toolkit = toolkit_for(chain_of_convolutions(2))
     first = Spoiler(BiasCorrection(accept="if_better_at_end"))
     others = [kind(BiasCorrection(accept="always")) for kind in behind]
-    judge = Judge(toolkit.case, toolkit.services, 8)
+    judge = Judge(toolkit.case, toolkit.services, range(8))
     drafts, outcomes = refine(draft, [first, *others], toolkit, judge)
     assert [outcome.kept for outcome in outcomes] == [kept, *(True for _ in others)]
     assert len(drafts) == 1 + sum(outcome.kept for outcome in outcomes)
@@ -119,7 +121,7 @@ def test_what_runs_on_a_loss_is_skipped_where_there_is_none(before: type[Spoiler
     draft, toolkit = toolkit_for(chain_of_convolutions(2))
     first = [before(BiasCorrection(accept="always"))] if before else []
     steps = [*first, Repairer(BiasCorrection(accept="always", when="loss"))]
-    _, outcomes = refine(draft, steps, toolkit, JudgeOfSpoiled(toolkit.case, toolkit.services, 8))
+    _, outcomes = refine(draft, steps, toolkit, JudgeOfSpoiled(toolkit.case, toolkit.services, range(8)))
     last = outcomes[-1]
     assert last.kept == runs
     assert (last.summary, last.reason_code) == (
@@ -144,7 +146,7 @@ def test_what_is_reconsidered_goes_both_ways_only_where_the_first_ends_in_a_loss
 
     always = BiasCorrection(accept="always")
     steps = [Spoiler(BiasCorrection(accept="reconsidered")), Counting(always), *(kind(always) for kind in behind)]
-    drafts, outcomes = refine(draft, steps, toolkit, JudgeOfSpoiled(toolkit.case, toolkit.services, 8))
+    drafts, outcomes = refine(draft, steps, toolkit, JudgeOfSpoiled(toolkit.case, toolkit.services, range(8)))
     assert len(ways) == walked
     assert outcomes[0].kept == kept
     assert outcomes[0].before is not None
@@ -156,7 +158,7 @@ def rounded_by(choice: object) -> tuple[list[Draft], str]:
         chain_of_convolutions(3), config(weight={"dtype": "int4", "granularity": "per_tensor"})
     )
     step = toolkit.step_of(AdaRound(unrestricted=choice))
-    drafts, (outcome,) = refine(draft, [step], toolkit, Judge(toolkit.case, toolkit.services, 8))
+    drafts, (outcome,) = refine(draft, [step], toolkit, Judge(toolkit.case, toolkit.services, range(8)))
     return drafts, outcome.summary
 
 
@@ -166,7 +168,7 @@ def test_a_knob_that_is_auto_takes_the_value_that_the_judge_prefers() -> None:
     (_, bound), _ = rounded_by(False)
     (_, best), told = rounded_by("auto")
     _, toolkit = toolkit_for(chain_of_convolutions(3))
-    judge = Judge(toolkit.case, toolkit.services, 8)
+    judge = Judge(toolkit.case, toolkit.services, range(8))
     scores = {name: judge.score(one).sqnr_db or 0.0 for name, one in (("true", free), ("false", bound))}
     better = max(scores, key=lambda name: scores[name])
     assert abs(scores["true"] - scores["false"]) > 0.01
@@ -192,12 +194,12 @@ def test_variants_do_not_mix_up_what_they_have_kept(tmp_path: Path) -> None:
     for _ in range(2):
         draft, toolkit = toolkit_for(chain_of_convolutions(3), settings, checkpoint=CheckpointStore(tmp_path))
         step = toolkit.step_of(AdaRound(unrestricted="auto"))
-        drafts, _ = refine(draft, [step], toolkit, Judge(toolkit.case, toolkit.services, 8))
+        drafts, _ = refine(draft, [step], toolkit, Judge(toolkit.case, toolkit.services, range(8)))
         found.append(drafts[-1].emitted_bytes())
     assert found[0] == found[1] == rounded_by("auto")[0][-1].emitted_bytes()
 
 
-FIRST = 12
+CHOSEN = 12
 
 
 def outputs(model: bytes, x: np.ndarray, batch: int) -> np.ndarray:
@@ -211,12 +213,13 @@ def outputs(model: bytes, x: np.ndarray, batch: int) -> np.ndarray:
 def test_samples_that_fill_up_the_last_batch_do_not_count(batch: str) -> None:
     model = chain_of_convolutions(2, batch=batch)
     draft, toolkit = toolkit_for(model)
-    case, x = toolkit.case, samples()["x"][:FIRST]
+    case, numbers = toolkit.case, spread(SAMPLES, CHOSEN)
+    x = samples()["x"][numbers]
     expected, got = (outputs(content, x, 8) for content in (model.SerializeToString(), draft.emitted_bytes()))
     wanted = pytest.approx(sqnr_db(expected, got), abs=2e-3)
-    assert Judge(case, toolkit.services, FIRST).score(draft).sqnr_db == wanted
+    assert Judge(case, toolkit.services, numbers).score(draft).sqnr_db == wanted
     pairs, run = {"dense": ("y", "y")}, toolkit.services.run
-    layers = layer_distances(case.reference, draft.session(1), pairs, limit=FIRST, run=run)
+    layers = layer_distances(case.reference, draft.session(1), pairs, limit=CHOSEN, run=run)
     assert layers["dense"] == wanted
 
 

@@ -129,4 +129,4 @@ def toolkit_for(
     )
     services = Services(run or SilentRun(), threads=1, checkpoint=checkpoint or CheckpointStore(None))
     draft = calibrate(Draft(prepared, plan), case, services)
-    return draft, Toolkit(case, services, held_back, step_of)
+    return draft, Toolkit(case, services, range(held_back), step_of)

@@ -65,7 +65,7 @@ def test_errors_are_those_of_the_network_with_one_tensor_rounded_for_those_that_
     model, x = residual_stream(), normal(48, 4, 6)
     draft, toolkit = toolkit_for(model, x=x)
     found = output_errors(draft, toolkit, samples=8)
-    feeds = {"x": x[8:16]}
+    feeds = {"x": x[toolkit.learning(8)]}
     expected = run_onnx(model, feeds)["y"].astype(np.float64)
 
     def measured(proto: onnx.ModelProto) -> float:

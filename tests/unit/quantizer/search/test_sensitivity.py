@@ -16,10 +16,11 @@ from pydantic import ValidationError
 from service.contracts.algorithms import SensitivityAnalysis
 from service.contracts.algorithms.precision import Level
 from service.contracts.config import parse_config
+from service.contracts.costs import held_back_samples, spread
 from service.contracts.search import Sensitivity
 from service.contracts.specs import ActivationSpec, WeightSpec
 from tests.support.provenance import without_provenance
-from tests.unit.quantizer.search.benches import branches, chain_of_convolutions, samples, toolkit_for
+from tests.unit.quantizer.search.benches import SAMPLES, branches, chain_of_convolutions, samples, toolkit_for
 from tests.unit.quantizer.toolbox import config, quantize_file, run_onnx
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.step import Toolkit
@@ -48,7 +49,8 @@ def analysis(draft: Draft, toolkit: Toolkit, samples: int, levels: dict[str, Lev
 def brute_force(draft: Draft, node: str, *, weight: bool, activation: bool) -> float:
     """Error power over signal power of the float network in which one layer alone is rounded."""
     proto = ir.to_proto(draft.prepared.model)
-    feeds = {"x": samples()["x"][HELD_BACK : HELD_BACK + USED]}
+    free = [number for number in range(SAMPLES) if number >= HELD_BACK]
+    feeds = {"x": samples()["x"][[free[k] for k in spread(len(free), USED)]]}
     expected = run_onnx(proto, feeds)["y"].astype(np.float64)
     layer = next(layer for layer in find_layers(draft.graph, draft.plan) if layer.node == node)
     graph_node = next(one for one in draft.graph if one.name == node)
@@ -153,7 +155,9 @@ def test_the_head_of_the_ranking_is_checked_by_real_models(tmp_path: Path) -> No
     assert head == sorted(head, reverse=True)
     others = [{"node": name} for name in ("conv0", "conv1", "conv3", "dense")]
     alone = {**settings.model_dump(mode="json"), "algorithms": [], "exclude": others}
-    feeds = {"x": samples()["x"][8:24]}  # the first 8 of 48 are held back
+    held_back = held_back_samples(SAMPLES)
+    free = [number for number in range(SAMPLES) if number not in held_back]
+    feeds = {"x": samples()["x"][[free[k] for k in spread(len(free), 8)]]}
     quantized = quantize_file(tmp_path, chain_of_convolutions(outlier=2), samples(), parse_config(alone)).model
     expected = run_onnx(chain_of_convolutions(outlier=2), feeds)["y"].astype(np.float64)
     got = run_onnx(quantized, feeds)["y"].astype(np.float64)

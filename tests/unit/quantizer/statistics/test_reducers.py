@@ -217,10 +217,10 @@ def test_wide_rows_are_fewer() -> None:
 def test_samples_can_be_kept_out() -> None:
     assert RowSample().result() is None
     sample = taken(tokens_of(10, 3), [4, 7], rows=100)
-    found = sample.result(first_sample=6)
+    found = sample.result(range(6, 10))
     assert sorted(set(found[:, 0])) == [6, 7, 8, 9]
     assert len(found) == 12
-    assert sample.result(first_sample=10) is None
+    assert sample.result(range(10, 12)) is None
 
 
 SAMPLES, SIZE = 24, 40

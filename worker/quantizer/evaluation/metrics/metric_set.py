@@ -208,9 +208,9 @@ class Metrics:
         found = self.start()
         # Where outputs are as long as samples, those of the longest are what any label may name.
         size, largest = choose_batch_size(inputs, data, 1), data.largest(inputs)
-        batch = next(iter(data.batches(inputs, size, start=largest, limit=largest + 1, arrays=self.arrays)))
+        batch = next(iter(data.batches(inputs, size, samples=[largest], arrays=self.arrays)))
         names = [tensor.name for tensor in self._outputs]
-        found.update(batch, dict(zip(names, session.run(batch.feeds, names, start=batch.start), strict=True)))
+        found.update(batch, dict(zip(names, session.run(batch.feeds, names, numbers=batch.numbers), strict=True)))
         for labels in _blocks(data, self.arrays):
             run.check()
             found.check(labels)

@@ -143,7 +143,11 @@ def test_passes_may_cross_each_other(
     inputs = [TensorInfo(name="x", dtype="float32", shape=("n", 8, 8, 3))]
     first = data.batches(inputs, 3)
     next(first)
-    for batches, start in ((data.batches(inputs, 7), 0), (first, 3), (data.batches(inputs, 4, start=8), 8)):
+    for batches, start in (
+        (data.batches(inputs, 7), 0),
+        (first, 3),
+        (data.batches(inputs, 4, samples=range(8, data.samples)), 8),
+    ):
         np.testing.assert_array_equal(np.concatenate([batch.feeds["x"] for batch in batches]), pixels[start:])
     assert data.summary.media is not None
     assert data.summary.media.codecs == {"PNG": 20}
