@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.accuracy import drop_of
 from benchmarks.cases import THREADS, data_folder
 from service.contracts.config import parse_config
 from service.contracts.dataset import InputSpec, PreprocessingSpec
@@ -65,13 +66,10 @@ def row(name: str, report: Report) -> str:
     figures = [
         f"{found:.2f}" for one in (before, after) for found in (one.metrics["map"], one.metric_details["map"]["ap50"])
     ]
-    drop = next(one for one in report.metrics if one.name == "map")
-    low, high = (drop.drop_interval.low, drop.drop_interval.high) if drop.drop_interval is not None else (None, None)
-    told = f"{drop.drop:.2f}" + ("" if low is None else f" ({low:.2f} to {high:.2f})")
     shift = after.metric_details["confidence_shift"]["signed"]
     seconds = sum(s.seconds for s in report.stages if s.name not in ("evaluation", "layers", "latency", "advice"))
     return (
-        f"| `{name}` | {' | '.join(figures)} | {told} | {after.metrics['box_agreement']:.1f} | "
+        f"| `{name}` | {' | '.join(figures)} | {drop_of(report, 'map')} | {after.metrics['box_agreement']:.1f} | "
         f"{after.metrics['confidence_shift']:.3f} ({shift:+.3f}) | {report.fidelity.sqnr_db} | "
         f"1/{before.size_bytes / after.size_bytes:.2f} | {seconds:.0f} |"
     )
