@@ -36,6 +36,11 @@ _WORDS = {
 }
 
 _UINT8: dict[str, Any] = {"dtype": "uint8", "symmetric": False, "calibration": {"method": "minmax"}}
+# Of the four that auto tries by default, these two win with 256 levels.
+_TRIED: dict[str, Any] = {
+    **_UINT8,
+    "calibration": {"method": "auto", "candidates": [{"method": "minmax"}, {"method": "mse"}]},
+}
 _PER_CHANNEL: dict[str, Any] = {"granularity": "per_channel"}
 _FOUR_BITS = "uint4 weights in blocks of 32 along the inputs, embeddings int8 per row, everything else in float"
 _BLOCKS: dict[str, Any] = {
@@ -91,10 +96,10 @@ OWN_PRESETS = (
     ),
     _preset(
         "int8",
-        "uint8 activations, int8 weights per channel, MinMax",
+        "uint8 activations, int8 weights per channel, MinMax or least square error",
         "the default for CPUs",
         _SMOOTHED_ON_LOSS,
-        activation=_UINT8,
+        activation=_TRIED,
         weight=_PER_CHANNEL,
     ),
     _preset(
@@ -123,18 +128,18 @@ OWN_PRESETS = (
     ),
     _preset(
         "int8_accurate",
-        "uint8 activations, int8 weights per channel, MinMax",
+        "uint8 activations, int8 weights per channel, MinMax or least square error",
         "as fast as int8 on CPUs, for seconds more of quantizing",
         (_SELECTED_AT_END, *_ROUNDED),
-        activation=_UINT8,
+        activation=_TRIED,
         weight=_PER_CHANNEL,
     ),
     _preset(
         "int8_transformer",
-        "uint8 activations, int8 weights per channel, MinMax",
+        "uint8 activations, int8 weights per channel, MinMax or least square error",
         "for transformers on CPUs",
         ({"method": "smooth_quant"}, _SELECTED_AT_END, *_CORRECTED),
-        activation=_UINT8,
+        activation=_TRIED,
         weight=_PER_CHANNEL,
     ),
     _preset(
@@ -147,10 +152,10 @@ OWN_PRESETS = (
     ),
     _preset(
         "w4a8",
-        "uint8 activations, int4 weights per channel by least square error, MinMax",
+        "uint8 activations, MinMax or least square error, int4 weights per channel by least square error",
         "half the file of int8",
         (_EQUALIZED_AT_END, _SELECTED, {"method": "adaround", "scale_refit": True}),
-        activation=_UINT8,
+        activation=_TRIED,
         weight={"dtype": "int4", "granularity": "per_channel", "calibration": {"method": "mse"}},
     ),
     _preset(

@@ -272,7 +272,7 @@ def test_four_bits_are_calibrated_by_least_square_error_unless_somebody_chooses_
     narrow, wide, chosen = {"dtype": "uint4"}, {"dtype": "uint8"}, {"calibration": {"method": "minmax"}}
     for settings, method in (
         ({"activation": narrow}, "mse"),
-        ({"activation": wide}, "minmax"),
+        ({"activation": wide}, "auto"),
         ({"preset": "int8_percentile", "activation": narrow}, "mse"),
         ({"activation": {**narrow, **chosen}}, "minmax"),
     ):
@@ -281,7 +281,7 @@ def test_four_bits_are_calibrated_by_least_square_error_unless_somebody_chooses_
     (free,) = parse_config({"overrides": [override]}).overrides
     assert free.activation is not None and free.input_activation is not None
     assert free.activation.calibration.method == "mse"
-    assert free.input_activation.calibration.method == "minmax"
+    assert free.input_activation.calibration.method == "auto"
     (held,) = parse_config({**calibrated(method="percentile"), "overrides": [override]}).overrides
     assert held.activation is not None
     assert held.activation.calibration.method == "percentile"

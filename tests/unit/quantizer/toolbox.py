@@ -121,7 +121,7 @@ def op_types(model: onnx.ModelProto) -> list[str]:
 
 def config(**settings: Any) -> QuantizationConfig:
     """A config without algorithms unless they are given."""
-    return parse_config({"algorithms": [], **settings})
+    return parse_config({"preset": "plain", "algorithms": [], **settings})
 
 
 def plan_for(

@@ -255,4 +255,4 @@ def test_gelu_and_layer_norm_where_the_opset_has_none() -> None:
     model = make_model(between_products(f"{gelu} {norm}", "n"), weights, opset=13)
     prepared, _ = prepare_with(model, opset=13)
     assert [found.name for found in written_functions(prepared.graph)] == ["GELU", "LayerNorm"]
-    near(model, least=25, preset="int8", preparation={"opset": 13}, weight={"granularity": "per_tensor"})
+    near(model, least=25, preparation={"opset": 13}, weight={"granularity": "per_tensor"})
