@@ -11,6 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from service.contracts.costs import spread
 from service.contracts.dataset import InputSpec, PreprocessingSpec
 from service.contracts.errors import CanceledError, DatasetMismatchError, InvalidConfigError, UnsupportedModelError
 from service.contracts.report import Report
