@@ -198,6 +198,17 @@ gains `min_gain_db` on held-out samples, or the metric is surely better. List it
 `if_better_at_end`: what they cure by themselves is then not raised. The report names what was raised, the bytes,
 and the SQNR before and after. Modes weights_only and dynamic need no data for it: random inputs tell less. Targets that
 run the whole network on integers are left as they are.
+
+Of weights below 8 bits those are raised whose gain is larger than what the same bytes would bring if all weights got
+them alike, 6 dB for each bit. With `max_weight_bytes` the weights may take so many bytes, and as many get 8 bits as fit:
+
+```json
+{"preset": "w4a8", "algorithms": [{"method": "selective_precision", "max_weight_bytes": 1500000},
+                                  {"method": "adaround", "scale_refit": true}]}
+```
+
+Preset `w4a8` keeps what was raised in any case: in 4 bits a network may be so far off at first that nobody can tell
+what AdaRound makes of it.
 """
 LOSSES = """### Losses
 

@@ -155,6 +155,15 @@ class SelectivePrecision(AlgorithmBase):
     max_weight_growth: float = Field(
         default=0.05, gt=0.0, le=8.0, description="Budget: largest growth of all quantized weights, as a share of them."
     )
+    max_weight_bytes: int | None = Field(
+        default=None,
+        ge=1,
+        description=(
+            "Budget: largest size of all quantized weights with their scales, in bytes, in place of"
+            " max_weight_growth. As many weights as fit get 8 bits; null: only those that gain more than a bit more"
+            " for every weight would gain for the same bytes."
+        ),
+    )
     max_float_share: float = Field(
         default=0.05,
         ge=0.0,

@@ -21,6 +21,8 @@ _EQUALIZED_AT_END = {"method": "cross_layer_equalization", "accept": "if_better_
 _SELECTED = {"method": "selective_precision"}
 # Nor what corrections cure at less cost.
 _SELECTED_AT_END = {**_SELECTED, "accept": "if_better_at_end"}
+# In 4 bits a network may be so far off at first that a judge cannot tell what AdaRound makes of a raise.
+_SELECTED_ALWAYS = {**_SELECTED, "accept": "always"}
 _SMOOTHED_ON_LOSS = (
     {"method": "smooth_quant", "when": "loss"},
     {**_SELECTED_AT_END, "when": "loss"},
@@ -154,7 +156,7 @@ OWN_PRESETS = (
         "w4a8",
         "uint8 activations, MinMax or least square error, int4 weights per channel by least square error",
         "half the file of int8",
-        (_EQUALIZED_AT_END, _SELECTED, {"method": "adaround", "scale_refit": True}),
+        (_EQUALIZED_AT_END, _SELECTED_ALWAYS, {"method": "adaround", "scale_refit": True}),
         activation=_TRIED,
         weight={"dtype": "int4", "granularity": "per_channel", "calibration": {"method": "mse"}},
     ),

@@ -58,6 +58,8 @@ _ENOUGH, _PULLS_ITS_WEIGHT = 0.8, 0.05
 # What cost counts beside the error, as a part of the budget: what is cheaper counts as free.
 _FREE = 0.02
 _NAMED_AT_MOST = 4
+# Half the step is a quarter of the mean square error of rounding, step^2 / 12.
+_DB_PER_BIT = 20.0 * math.log10(2.0)
 
 Tensor = tuple[Literal["weight", "activation"], str]
 Noise = Mapping[str, float]  # error power over signal power, by output
@@ -130,10 +132,20 @@ class Candidates:
     @cached_property
     def weight_bytes(self) -> float:
         """Of all quantized weights as they are stored."""
-        sizes = {
-            value.name: math.prod(value.shape.numpy()) for value in self._graph.initializers.values() if value.shape
-        }
-        return sum(stored_bytes(entry, sizes[name]) for name, entry in self._plan.weights.items())
+        return sum(stored_bytes(entry, self._sizes[name]) for name, entry in self._plan.weights.items())
+
+    @cached_property
+    def _sizes(self) -> dict[str | None, int]:
+        return {value.name: math.prod(value.shape.numpy()) for value in self._graph.initializers.values() if value.shape}
+
+    @property
+    def _weight_values(self) -> int:
+        return sum(self._sizes[name] for name in self._plan.weights)
+
+    @property
+    def db_per_byte(self) -> float:
+        """What bytes bring where all weights get them alike: a bit more for each halves its steps, and so its error."""
+        return _DB_PER_BIT * 8.0 / max(self._weight_values, 1)
 
     @cached_property
     def multiply_adds(self) -> int:
@@ -231,17 +243,23 @@ def stored_bytes(weight: WeightPlan, values: int) -> float:
     return values * bits_of(weight.spec.dtype) / 8 + scales
 
 
-def best_by_the_byte(candidates: Iterable[Raise], errors: OutputErrors, *, most_bytes: float) -> list[Raise]:
+def best_by_the_byte(
+    candidates: Iterable[Raise], errors: OutputErrors, *, most_bytes: float, least_db_per_byte: float = 0.0
+) -> list[Raise]:
     """What a budget of bytes buys, most error for a byte first.
 
-    More bits for a weight cost nothing but bytes: there is no set too large.
+    More bits for a weight cost nothing but bytes: there is no set too large, as long as its gain, less
+    ``least_db_per_byte`` for its bytes, grows.
     """
-    chosen, left = list[Raise](), most_bytes
+    chosen, spent, count, most = list[Raise](), 0.0, 0, 0.0
     for one in sorted(candidates, key=lambda one: -errors.share(one.removed) / max(one.size_bytes, 1.0)):
-        if one.size_bytes <= left:
+        if spent + one.size_bytes <= most_bytes:
             chosen.append(one)
-            left -= one.size_bytes
-    return chosen
+            spent += one.size_bytes
+            net = errors.gain_db(chosen) - least_db_per_byte * spent
+            if net >= most:
+                count, most = len(chosen), net
+    return chosen[:count]
 
 
 def smallest_set(
@@ -355,9 +373,13 @@ class SelectivePrecisionStep(Step[SelectivePrecision]):
             return draft.form.plan(draft.graph, config, kept, PlanLog())
 
         candidates = Candidates(draft, errors, planned)
-        most_bytes = spec.max_weight_growth * candidates.weight_bytes
+        most_bytes, least_db_per_byte = spec.max_weight_growth * candidates.weight_bytes, candidates.db_per_byte
+        if spec.max_weight_bytes is not None:  # all of it may be spent
+            most_bytes, least_db_per_byte = max(spec.max_weight_bytes - candidates.weight_bytes, 0.0), 0.0
         most_work = spec.max_float_share * candidates.multiply_adds
-        widened = best_by_the_byte(candidates.widened(), errors, most_bytes=most_bytes)
+        widened = best_by_the_byte(
+            candidates.widened(), errors, most_bytes=most_bytes, least_db_per_byte=least_db_per_byte
+        )
         if errors.gain_db(widened) < spec.min_gain_db:
             widened = []
         most_bytes -= sum(one.size_bytes for one in widened)

@@ -17,6 +17,7 @@ from tests.unit.quantizer.search.benches import chain_of_convolutions, toolkit_f
 from tests.unit.quantizer.toolbox import config, make_model, normal, quantize_file, run_onnx, sqnr_db
 from worker.quantizer.pipeline import Result
 from worker.quantizer.plan.parameters import Parameters
+from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.search.selective import (
     OutputErrors,
     Raise,
@@ -24,6 +25,7 @@ from worker.quantizer.search.selective import (
     best_by_the_byte,
     output_errors,
     smallest_set,
+    stored_bytes,
 )
 
 STEP = {"method": "selective_precision"}
@@ -233,3 +235,31 @@ def test_the_smallest_set_within_the_budget() -> None:
     # more bits are worth what the budget buys
     bought = best_by_the_byte([one("a", 90), one("b", 20), one("c", 70), one("d", 10)], errors, most_bytes=100.0)
     assert {name for raised in bought for name in raised.nodes} == {"b", "d", "c"}
+
+
+def test_bytes_bring_what_as_many_bytes_for_all_weights_would() -> None:
+    noise = {"a": 0.6, "b": 0.3, "c": 0.1}
+    errors = OutputErrors({("weight", name): {"y": value} for name, value in noise.items()}, {"y": 1.0})
+    candidates = [one("a", 10), one("b", 10), one("c", 40)]
+    # the first gain 10 log10 of 1 / 0.4, 1 / 0.1 and 1 / 0.01 dB, where 1 % of the error stays
+    for least, count in ((0.24, 3), (0.26, 2), (0.49, 2), (0.51, 0)):
+        found = best_by_the_byte(candidates, errors, most_bytes=100.0, least_db_per_byte=least)
+        assert len(found) == count, least
+
+
+def test_a_limit_in_bytes_is_filled_and_kept() -> None:
+    settings = config(weight={"dtype": "int4", "granularity": "per_channel"})
+    draft, toolkit = toolkit_for(chain_of_convolutions(), settings)
+
+    def weight_bytes(plan: QuantizationPlan) -> float:
+        values = {name: int(np.prod(entry.integers.shape)) for name, entry in plan.weights.items()}
+        return sum(stored_bytes(entry, values[name]) for name, entry in plan.weights.items())
+
+    least = weight_bytes(draft.plan)
+    reached = []
+    for limit in (least, 1.4 * least, 1.6 * least, 2.5 * least):
+        spec = SelectivePrecision(max_weight_bytes=int(limit), min_gain_db=0.0)
+        made = SelectivePrecisionStep(spec).apply(draft, toolkit).draft
+        reached.append(least if made is None else weight_bytes(made.plan))
+        assert reached[-1] <= limit
+    assert reached[0] == least and reached == sorted(set(reached))
