@@ -8,6 +8,11 @@ score of every sample, where a count of changed decisions rests on the few that 
 from 4. A factor common to all scores changes no decision and is no noise. Probabilities are compared by their
 logarithms, as they come from differences of scores.
 
+Sequences of class scores, [samples, steps, classes]: the share of samples in which any decision is expected to change,
+1 - exp(-sum p) with p of each step. What is read from such scores, a line of text say, is wrong if one step is. Steps
+where the runner-up stands beside the winner do not count: a border between two decisions that moves by a step leaves
+the sequence as it is, repeats merged, which is all that a CTC decoder reads.
+
 Other floats: the SQNR. Integers: the share that differ.
 """
 
@@ -32,6 +37,8 @@ LOST_SQNR_DB = 26.0
 # Classes that compete for a decision: the noise of all others says nothing of it.
 _COMPETING = 10
 _ROWS_OF_BATCH, _MOST_ROWS, _ROWS = 128, 8192, 512  # that are taken of a batch, kept, and looked at in the end
+_NOISES = 32  # quantiles of the noise that every step of a sequence meets
+_NO_SAMPLE = -1
 _LEAST_PROBABILITY = 1e-6
 _ERFC = np.frompyfunc(math.erfc, 1, 1)
 # The share of margins that count as spread evenly, at least so many.
@@ -43,7 +50,9 @@ class DecisionNoise:
 
     def __init__(self) -> None:
         self._pairs: list[Array] = []  # scores of the competing classes, float64 [2, rows, classes]: float, other
+        self._owners: list[Array] = []  # sample of each row, -1 where its change would change no sequence
         self._count, self._every = 0, 1
+        self._samples, self._steps = 0, 0.0  # of sequences; steps per row that is kept
         self._is_finite = True
 
     def update(self, expected: Array, got: Array) -> None:
@@ -51,6 +60,11 @@ class DecisionNoise:
         rows, twins = _rows(expected)[:: self._every], _rows(got)[:: self._every]
         if not len(rows):
             return
+        if _is_sequence(expected):
+            owners = np.where(_would_change(expected), self._samples + np.arange(len(expected))[:, None], _NO_SAMPLE)
+            self._owners.append(_thinned(owners.reshape(-1))[:: self._every])
+            self._samples += len(expected)
+            self._steps += owners.size
         self._is_finite &= bool(np.isfinite(twins).all())
         place = min(_COMPETING, rows.shape[1]) - 1
         best = np.argpartition(-rows, place, axis=1)[:, : place + 1]
@@ -61,24 +75,48 @@ class DecisionNoise:
         self._count += len(rows)
         if self._count > _MOST_ROWS:
             self._pairs = [np.concatenate(self._pairs, axis=1)[:, ::2]]
+            self._owners = [np.concatenate(self._owners)[::2]] if self._owners else []
             self._count, self._every = self._pairs[0].shape[1], 2 * self._every
 
     @property
     def changed_percent(self) -> float:
         """Expected share of other decisions."""
+        found = self._measured
+        if isinstance(found, float):
+            return found
+        margins, noise = found
+        step = math.ceil(len(margins) / _ROWS)
+        return 100.0 * _changed(margins[::step], noise[::step])
+
+    @property
+    def changed_sequences_percent(self) -> float | None:
+        """Expected share of samples with another sequence of decisions; None where a sample has one decision."""
+        found = self._measured
+        if not self._samples or isinstance(found, float):
+            return found if self._samples else None
+        margins, noise = found
+        owners = np.concatenate(self._owners)
+        counted = owners != _NO_SAMPLE
+        typical = np.quantile(noise, (np.arange(_NOISES) + 0.5) / _NOISES)
+        changes = _tails(margins[counted], typical).mean(axis=1) * (self._steps / len(owners))
+        expected = np.bincount(owners[counted], weights=changes, minlength=self._samples)
+        return 100.0 * float(-np.expm1(-expected).mean())
+
+    @property
+    def _measured(self) -> tuple[Array, Array] | float:
+        """Margins and standard deviations of their noise, each [rows]; or the percentage where these say nothing."""
         if not self._pairs:
             return 0.0
         if not self._is_finite:
             return 100.0
-        pair = np.concatenate(self._pairs, axis=1)
-        rows, twins = _centered(pair[:, :: math.ceil(pair.shape[1] / _ROWS)])
+        rows, twins = _centered(np.concatenate(self._pairs, axis=1))
         power = float(np.square(rows).sum())
         gain = float((rows * twins).sum()) / power if power else 0.0
         if gain <= 0.0:
             return 100.0
         noise = np.square(twins - gain * rows).sum(axis=1) / (rows.shape[1] - 1)
         ordered = np.sort(rows, axis=1)
-        return 100.0 * _changed(gain * (ordered[:, -1] - ordered[:, -2]), np.sqrt(2.0 * noise))
+        return gain * (ordered[:, -1] - ordered[:, -2]), np.sqrt(2.0 * noise)
 
 
 class LossEstimate:
@@ -113,12 +151,20 @@ class LossEstimate:
         return changed | {name: found.changed_percent for name, found in self._decisions.items()}
 
     @property
+    def sequences(self) -> dict[str, float]:
+        """Expected share of samples with another sequence of decisions in percent, by output that gives sequences."""
+        found = {name: noise.changed_sequences_percent for name, noise in self._decisions.items()}
+        return {name: percent for name, percent in found.items() if percent is not None}
+
+    @property
     def words(self) -> str | None:
         """What is lost in the worst output, with its figure; None if nothing is."""
-        changed = self.figures
-        if changed and max(changed.values()) > LOST_DECISIONS_PERCENT:
-            name = max(changed, key=changed.__getitem__)
-            return f"{changed[name]:.1f} % of decisions at output {name!r} are expected to change"
+        changed, sequences = self.figures, self.sequences
+        worst = changed | sequences
+        if worst and max(worst.values()) > LOST_DECISIONS_PERCENT:
+            name = max(worst, key=worst.__getitem__)
+            more = f", and in {sequences[name]:.1f} % of samples one or more" if name in sequences else ""
+            return f"{changed[name]:.1f} % of decisions at output {name!r} are expected to change{more}"
         for name, found in self._distances.items():
             if found.is_undefined:
                 return f"output {name!r} is not finite"
@@ -130,13 +176,37 @@ class LossEstimate:
 
 def _rows(output: Array) -> Array:
     """Some of its scores, [rows, classes]."""
+    scores = _scores(output)
+    if scores.ndim > 3:
+        scores = np.moveaxis(scores, 1, -1)
+    return _thinned(scores.reshape(-1, scores.shape[-1]))
+
+
+def _scores(output: Array) -> Array:
     scores = class_scores(output)
     if scores is None:
         raise ValueError("an output without classes")
-    if scores.ndim > 3:
-        scores = np.moveaxis(scores, 1, -1)
-    rows: Array = scores.reshape(-1, scores.shape[-1])
+    return scores
+
+
+def _thinned(rows: Array) -> Array:
+    """Some of the rows of a batch."""
     return rows[:: max(math.ceil(len(rows) / _ROWS_OF_BATCH), 1)]
+
+
+def _is_sequence(output: Array) -> bool:
+    scores = _scores(output)
+    return scores.ndim == 3 and scores.shape[1] > 1
+
+
+def _would_change(output: Array) -> Array:
+    """Where the runner-up in the winner's place would make another sequence, repeats merged; bool [samples, steps]."""
+    scores = _scores(output)
+    winner, other = np.moveaxis(np.argpartition(-scores, 1, axis=-1)[..., :2], -1, 0)
+    before, behind = np.full_like(winner, -1), np.full_like(winner, -1)
+    before[:, 1:], behind[:, :-1] = winner[:, :-1], winner[:, 1:]
+    moves = ((before == winner) & (other == behind)) | ((behind == winner) & (other == before))
+    return np.asarray(~moves)
 
 
 def _centered(rows: Array) -> Array:
@@ -150,10 +220,11 @@ def _changed(margins: Array, noise: Array) -> float:
     ordered = np.sort(margins)
     limit = float(ordered[smallest - 1])
     even = limit * (np.arange(smallest) + 0.5) / smallest
-    spread = np.concatenate([even, ordered[smallest:]])
-    alive = noise > 0.0
-    if not alive.any():
-        return 0.0
-    ratios = spread[:, None] / noise[None, alive]
-    tails = 0.5 * np.asarray(_ERFC(ratios / math.sqrt(2.0)), np.float64)
-    return float(tails.mean() * alive.mean())
+    return float(_tails(np.concatenate([even, ordered[smallest:]]), noise).mean())
+
+
+def _tails(margins: Array, noise: Array) -> Array:
+    """Phi(-m / s) of each margin m [margins] and each noise s [noises], 0 where that is 0."""
+    ratios = margins[:, None] / np.where(noise > 0.0, noise, np.inf)[None]
+    tails: Array = 0.5 * np.asarray(_ERFC(np.where(noise > 0.0, ratios, np.inf) / math.sqrt(2.0)), np.float64)
+    return tails
