@@ -29,9 +29,11 @@ from worker.quantizer.evaluation.metrics.distances import are_probabilities, cla
 
 Array = np.ndarray[Any, Any]
 
-# Decisions that change cost at most as many points of accuracy. Calibration samples are often those of the training, of
-# which a model is surer than of others.
+# Decisions that change cost at most as many points of accuracy.
 LOST_DECISIONS_PERCENT = 0.5
+# Calibration samples are often those of the training, of which a model is surer than of others: what is done about a
+# loss counts their margins as half as wide.
+MARGINS_OF_TRAINING = 2.0
 # An error of a twentieth of the signal: distances between outputs, and thresholds on them, hold to a few percent.
 LOST_SQNR_DB = 26.0
 # Classes that compete for a decision: the noise of all others says nothing of it.
@@ -78,20 +80,18 @@ class DecisionNoise:
             self._owners = [np.concatenate(self._owners)[::2]] if self._owners else []
             self._count, self._every = self._pairs[0].shape[1], 2 * self._every
 
-    @property
-    def changed_percent(self) -> float:
-        """Expected share of other decisions."""
-        found = self._measured
+    def changed_percent(self, narrower: float = 1.0) -> float:
+        """Expected share of other decisions, with margins so many times as narrow as those seen."""
+        found = self._measured(narrower)
         if isinstance(found, float):
             return found
         margins, noise = found
         step = math.ceil(len(margins) / _ROWS)
         return 100.0 * _changed(margins[::step], noise[::step])
 
-    @property
-    def changed_sequences_percent(self) -> float | None:
+    def changed_sequences_percent(self, narrower: float = 1.0) -> float | None:
         """Expected share of samples with another sequence of decisions; None where a sample has one decision."""
-        found = self._measured
+        found = self._measured(narrower)
         if not self._samples or isinstance(found, float):
             return found if self._samples else None
         margins, noise = found
@@ -102,9 +102,8 @@ class DecisionNoise:
         expected = np.bincount(owners[counted], weights=changes, minlength=self._samples)
         return 100.0 * float(-np.expm1(-expected).mean())
 
-    @property
-    def _measured(self) -> tuple[Array, Array] | float:
-        """Margins and standard deviations of their noise, each [rows]; or the percentage where these say nothing."""
+    def _measured(self, narrower: float) -> tuple[Array, Array] | float:
+        """Margins, narrower than seen, and standard deviations of their noise, each [rows]; or the percentage where these say nothing."""
         if not self._pairs:
             return 0.0
         if not self._is_finite:
@@ -116,7 +115,7 @@ class DecisionNoise:
             return 100.0
         noise = np.square(twins - gain * rows).sum(axis=1) / (rows.shape[1] - 1)
         ordered = np.sort(rows, axis=1)
-        return gain * (ordered[:, -1] - ordered[:, -2]), np.sqrt(2.0 * noise)
+        return gain / narrower * (ordered[:, -1] - ordered[:, -2]), np.sqrt(2.0 * noise)
 
 
 class LossEstimate:
@@ -124,10 +123,11 @@ class LossEstimate:
 
     Args:
         classes: names of the outputs that hold class scores.
+        narrower: so many times as narrow as those seen are margins taken to be, where ``words`` are told.
     """
 
-    def __init__(self, classes: Collection[str]) -> None:
-        self._classes = frozenset(classes)
+    def __init__(self, classes: Collection[str], *, narrower: float = 1.0) -> None:
+        self._classes, self._narrower = frozenset(classes), narrower
         self._decisions: dict[str, DecisionNoise] = {}
         self._distances: dict[str, Distance] = {}
         self._integers: dict[str, list[float]] = {}
@@ -144,27 +144,26 @@ class LossEstimate:
             elif one.dtype.kind == "f":
                 self._distances.setdefault(name, Distance()).update(one, other)
 
-    @property
-    def figures(self) -> dict[str, float]:
+    def figures(self, narrower: float = 1.0) -> dict[str, float]:
         """Expected share of other decisions in percent, by output that decides something."""
         changed = {name: 100.0 * float(np.mean(shares)) for name, shares in self._integers.items()}
-        return changed | {name: found.changed_percent for name, found in self._decisions.items()}
+        return changed | {name: found.changed_percent(narrower) for name, found in self._decisions.items()}
 
-    @property
-    def sequences(self) -> dict[str, float]:
+    def sequences(self, narrower: float = 1.0) -> dict[str, float]:
         """Expected share of samples with another sequence of decisions in percent, by output that gives sequences."""
-        found = {name: noise.changed_sequences_percent for name, noise in self._decisions.items()}
+        found = {name: noise.changed_sequences_percent(narrower) for name, noise in self._decisions.items()}
         return {name: percent for name, percent in found.items() if percent is not None}
 
     @property
     def words(self) -> str | None:
         """What is lost in the worst output, with its figure; None if nothing is."""
-        changed, sequences = self.figures, self.sequences
+        changed, sequences = self.figures(self._narrower), self.sequences(self._narrower)
         worst = changed | sequences
         if worst and max(worst.values()) > LOST_DECISIONS_PERCENT:
             name = max(worst, key=worst.__getitem__)
             more = f", and in {sequences[name]:.1f} % of samples one or more" if name in sequences else ""
-            return f"{changed[name]:.1f} % of decisions at output {name!r} are expected to change{more}"
+            unsure = "" if self._narrower == 1.0 else f" with margins {self._narrower:g} times as narrow as here"
+            return f"{changed[name]:.1f} % of decisions at output {name!r} are expected to change{more}{unsure}"
         for name, found in self._distances.items():
             if found.is_undefined:
                 return f"output {name!r} is not finite"

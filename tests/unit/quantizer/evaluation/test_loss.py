@@ -12,7 +12,7 @@ from worker.quantizer.evaluation.loss import LossEstimate
 def changed(scores: np.ndarray, twins: np.ndarray) -> float:
     estimate = LossEstimate({"y"})
     estimate.update([("y", scores, twins)])
-    return estimate.figures["y"]
+    return estimate.figures()["y"]
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:
@@ -57,3 +57,34 @@ def test_the_worst_output_is_named_by_its_kind() -> None:
     assert estimate.words is None
     estimate.update([("n", np.arange(8), np.arange(8)[::-1])])
     assert estimate.words is not None
+
+
+def merged(decided: np.ndarray) -> list[list[int]]:
+    return [[int(one) for k, one in enumerate(row) if k == 0 or one != row[k - 1]] for row in decided]
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.03, 0.1])
+def test_sequences_lose_by_the_sample_what_a_count_over_many_finds(noise: float) -> None:
+    numbers = rng(3)
+    scores = 3.0 * (numbers.standard_normal((2000, 12, 4)).repeat(2, axis=1))
+    scores += 0.03 * numbers.standard_normal(scores.shape)
+    twins = scores + noise * numbers.standard_normal(scores.shape)
+    before, after = (merged(found.argmax(axis=-1)) for found in (scores, twins))
+    truth = 100.0 * float(np.mean([one != other for one, other in zip(before, after, strict=True)]))
+    estimate = LossEstimate({"y"})
+    for k in range(0, 64, 8):
+        estimate.update([("y", scores[k : k + 8], twins[k : k + 8])])
+    assert 0.6 * truth < estimate.sequences()["y"] < 1.6 * truth
+    assert estimate.figures()["y"] < 0.2 * truth
+
+
+def test_a_border_that_moves_changes_no_sequence_and_narrower_margins_are_told() -> None:
+    scores = np.tile(np.repeat(4.0 * np.eye(3), 4, axis=0), (8, 1, 1))
+    scores[:, 3] = [2.02, 1.98, -1.0]  # the last step of the first decision, nearly the next one
+    estimate = LossEstimate({"y"}, narrower=2.0)
+    estimate.update([("y", scores, scores + 0.05 * rng(4).standard_normal(scores.shape))])
+    assert estimate.figures()["y"] > 1.0
+    assert estimate.sequences()["y"] < 0.1
+    assert estimate.words is not None
+    assert "2 times as narrow" in estimate.words
+    assert estimate.figures(2.0)["y"] > estimate.figures()["y"]
