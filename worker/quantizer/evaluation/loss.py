@@ -1,10 +1,11 @@
 """Whether a quantized model has lost anything that matters, told without labels from few samples.
 
 Class scores: the share of samples that are expected to be decided otherwise than by the float model. With m the float
-model's margin between its best two classes and s the standard deviation of the noise of a difference of two scores, a
-sample changes its decision with probability Phi(-m / s). Margins of all samples meet the noise of all samples; the
-smallest fifth of the margins count as spread evenly between 0 and the largest of them. So the estimate rests on every
-score of every sample, where a count of changed decisions rests on the few that have changed: 20 samples tell 1 percent
+model's margin between its best two classes and s the standard deviation of that margin's noise, a sample changes its decision
+with probability Phi(-m / s). The noise of a sample is that of differences between all scores, as much larger as
+margins are noisier in the mean of all samples. Scores are noisier where a model is less sure: the smallest fifth of the
+margins meet the noise of their samples, all others that of the others. The smallest fifth count as spread evenly
+between 0 and the largest of them. So the estimate rests on every score of every sample, where a count of changed decisions rests on the few that have changed: 20 samples tell 1 percent
 from 4. A factor common to all scores changes no decision and is no noise. Probabilities are compared by their
 logarithms, as they come from differences of scores.
 
@@ -29,17 +30,16 @@ from worker.quantizer.evaluation.metrics.distances import are_probabilities, cla
 
 Array = np.ndarray[Any, Any]
 
-# Decisions that change cost at most as many points of accuracy.
+# Decisions that change cost at most as many points of accuracy. Calibration samples are often those of the training, of
+# which a model is surer than of others.
 LOST_DECISIONS_PERCENT = 0.5
-# Calibration samples are often those of the training, of which a model is surer than of others: what is done about a
-# loss counts their margins as half as wide.
-MARGINS_OF_TRAINING = 2.0
 # An error of a twentieth of the signal: distances between outputs, and thresholds on them, hold to a few percent.
 LOST_SQNR_DB = 26.0
 # Classes that compete for a decision: the noise of all others says nothing of it.
 _COMPETING = 10
-_ROWS_OF_BATCH, _MOST_ROWS, _ROWS = 128, 8192, 512  # that are taken of a batch, kept, and looked at in the end
-_NOISES = 32  # quantiles of the noise that every step of a sequence meets
+_ROWS_OF_BATCH, _MOST_ROWS = 512, 8192  # that are taken of a batch, and kept
+_GOLDEN = 0.618
+_NOISES = 32  # that a margin meets
 _NO_SAMPLE = -1
 _LEAST_PROBABILITY = 1e-6
 _ERFC = np.frompyfunc(math.erfc, 1, 1)
@@ -59,14 +59,13 @@ class DecisionNoise:
 
     def update(self, expected: Array, got: Array) -> None:
         """Take in one batch of scores [..., classes]; [n, classes, height, width] for maps."""
-        rows, twins = _rows(expected)[:: self._every], _rows(got)[:: self._every]
-        if not len(rows):
+        rows, twins = _rows(expected), _rows(got)
+        kept = _spread_over(len(rows))[:: self._every]
+        if not len(kept):
             return
         if _is_sequence(expected):
-            owners = np.where(_would_change(expected), self._samples + np.arange(len(expected))[:, None], _NO_SAMPLE)
-            self._owners.append(_thinned(owners.reshape(-1))[:: self._every])
-            self._samples += len(expected)
-            self._steps += owners.size
+            self._note_owners(rows, kept, _scores(expected).shape[1])
+        rows, twins = rows[kept], twins[kept]
         self._is_finite &= bool(np.isfinite(twins).all())
         place = min(_COMPETING, rows.shape[1]) - 1
         best = np.argpartition(-rows, place, axis=1)[:, : place + 1]
@@ -74,48 +73,55 @@ class DecisionNoise:
         if are_probabilities(rows):
             pair = np.log(np.maximum(pair, _LEAST_PROBABILITY))
         self._pairs.append(pair)
-        self._count += len(rows)
+        self._count += len(kept)
         if self._count > _MOST_ROWS:
             self._pairs = [np.concatenate(self._pairs, axis=1)[:, ::2]]
             self._owners = [np.concatenate(self._owners)[::2]] if self._owners else []
             self._count, self._every = self._pairs[0].shape[1], 2 * self._every
 
-    def changed_percent(self, narrower: float = 1.0) -> float:
-        """Expected share of other decisions, with margins so many times as narrow as those seen."""
-        found = self._measured(narrower)
-        if isinstance(found, float):
-            return found
-        margins, noise = found
-        step = math.ceil(len(margins) / _ROWS)
-        return 100.0 * _changed(margins[::step], noise[::step])
+    def _note_owners(self, rows: Array, kept: Array, steps: int) -> None:
+        """Samples of the kept of all rows [samples * steps, classes]."""
+        moves = _moves_a_border(rows, kept, steps)
+        self._owners.append(np.where(moves, _NO_SAMPLE, self._samples + kept // steps))
+        self._samples += len(rows) // steps
+        self._steps += len(rows)
 
-    def changed_sequences_percent(self, narrower: float = 1.0) -> float | None:
+    @property
+    def changed_percent(self) -> float:
+        """Expected share of other decisions."""
+        return 100.0 * float(self._chances(spread=True).mean()) if self._pairs else 0.0
+
+    @property
+    def changed_sequences_percent(self) -> float | None:
         """Expected share of samples with another sequence of decisions; None where a sample has one decision."""
-        found = self._measured(narrower)
-        if not self._samples or isinstance(found, float):
-            return found if self._samples else None
-        margins, noise = found
-        owners = np.concatenate(self._owners)
+        if not self._samples:
+            return None
+        owners, chances = np.concatenate(self._owners), self._chances(spread=False)
         counted = owners != _NO_SAMPLE
-        typical = np.quantile(noise, (np.arange(_NOISES) + 0.5) / _NOISES)
-        changes = _tails(margins[counted], typical).mean(axis=1) * (self._steps / len(owners))
-        expected = np.bincount(owners[counted], weights=changes, minlength=self._samples)
+        weights = chances[counted] * (self._steps / len(owners))
+        expected = np.bincount(owners[counted], weights=weights, minlength=self._samples)
         return 100.0 * float(-np.expm1(-expected).mean())
 
-    def _measured(self, narrower: float) -> tuple[Array, Array] | float:
-        """Margins, narrower than seen, and standard deviations of their noise, each [rows]; or the percentage where these say nothing."""
-        if not self._pairs:
-            return 0.0
-        if not self._is_finite:
-            return 100.0
+    def _chances(self, *, spread: bool) -> Array:
+        """Chance of each row to be decided otherwise; with the smallest margins as they are, or ``spread`` evenly."""
         rows, twins = _centered(np.concatenate(self._pairs, axis=1))
         power = float(np.square(rows).sum())
-        gain = float((rows * twins).sum()) / power if power else 0.0
+        gain = float((rows * twins).sum()) / power if power and self._is_finite else 0.0
         if gain <= 0.0:
-            return 100.0
-        noise = np.square(twins - gain * rows).sum(axis=1) / (rows.shape[1] - 1)
-        ordered = np.sort(rows, axis=1)
-        return gain / narrower * (ordered[:, -1] - ordered[:, -2]), np.sqrt(2.0 * noise)
+            return np.ones(rows.shape[0])
+        errors = twins - gain * rows
+        noise = np.sqrt(2.0 * np.square(errors).sum(axis=1) / (rows.shape[1] - 1))
+        winner, runner_up = np.moveaxis(np.argpartition(-rows, 1, axis=1)[:, :2], 1, 0)
+        margins = gain * _between(rows, winner, runner_up)
+        order, smallest = np.argsort(margins), min(len(margins), max(_FEWEST, round(_SMALLEST * len(margins))))
+        if spread:
+            even = (np.arange(smallest) + 0.5) / smallest
+            margins[order[:smallest]] = margins[order[smallest - 1]] * even
+        wider = _between(errors, winner, runner_up)
+        chances = np.zeros(len(margins))
+        for part in (order[:smallest], order[smallest:]):
+            chances[part] = _tails(margins[part], _excess(wider[part], noise[part]) * _typical(noise[part]))
+        return chances
 
 
 class LossEstimate:
@@ -123,11 +129,10 @@ class LossEstimate:
 
     Args:
         classes: names of the outputs that hold class scores.
-        narrower: so many times as narrow as those seen are margins taken to be, where ``words`` are told.
     """
 
-    def __init__(self, classes: Collection[str], *, narrower: float = 1.0) -> None:
-        self._classes, self._narrower = frozenset(classes), narrower
+    def __init__(self, classes: Collection[str]) -> None:
+        self._classes = frozenset(classes)
         self._decisions: dict[str, DecisionNoise] = {}
         self._distances: dict[str, Distance] = {}
         self._integers: dict[str, list[float]] = {}
@@ -144,26 +149,27 @@ class LossEstimate:
             elif one.dtype.kind == "f":
                 self._distances.setdefault(name, Distance()).update(one, other)
 
-    def figures(self, narrower: float = 1.0) -> dict[str, float]:
+    @property
+    def figures(self) -> dict[str, float]:
         """Expected share of other decisions in percent, by output that decides something."""
         changed = {name: 100.0 * float(np.mean(shares)) for name, shares in self._integers.items()}
-        return changed | {name: found.changed_percent(narrower) for name, found in self._decisions.items()}
+        return changed | {name: found.changed_percent for name, found in self._decisions.items()}
 
-    def sequences(self, narrower: float = 1.0) -> dict[str, float]:
+    @property
+    def sequences(self) -> dict[str, float]:
         """Expected share of samples with another sequence of decisions in percent, by output that gives sequences."""
-        found = {name: noise.changed_sequences_percent(narrower) for name, noise in self._decisions.items()}
+        found = {name: noise.changed_sequences_percent for name, noise in self._decisions.items()}
         return {name: percent for name, percent in found.items() if percent is not None}
 
     @property
     def words(self) -> str | None:
         """What is lost in the worst output, with its figure; None if nothing is."""
-        changed, sequences = self.figures(self._narrower), self.sequences(self._narrower)
+        changed, sequences = self.figures, self.sequences
         worst = changed | sequences
         if worst and max(worst.values()) > LOST_DECISIONS_PERCENT:
             name = max(worst, key=worst.__getitem__)
             more = f", and in {sequences[name]:.1f} % of samples one or more" if name in sequences else ""
-            unsure = "" if self._narrower == 1.0 else f" with margins {self._narrower:g} times as narrow as here"
-            return f"{changed[name]:.1f} % of decisions at output {name!r} are expected to change{more}{unsure}"
+            return f"{changed[name]:.1f} % of decisions at output {name!r} are expected to change{more}"
         for name, found in self._distances.items():
             if found.is_undefined:
                 return f"output {name!r} is not finite"
@@ -174,11 +180,12 @@ class LossEstimate:
 
 
 def _rows(output: Array) -> Array:
-    """Some of its scores, [rows, classes]."""
+    """All of its scores, [rows, classes]."""
     scores = _scores(output)
     if scores.ndim > 3:
         scores = np.moveaxis(scores, 1, -1)
-    return _thinned(scores.reshape(-1, scores.shape[-1]))
+    rows: Array = scores.reshape(-1, scores.shape[-1])
+    return rows
 
 
 def _scores(output: Array) -> Array:
@@ -188,9 +195,12 @@ def _scores(output: Array) -> Array:
     return scores
 
 
-def _thinned(rows: Array) -> Array:
-    """Some of the rows of a batch."""
-    return rows[:: max(math.ceil(len(rows) / _ROWS_OF_BATCH), 1)]
+def _spread_over(count: int) -> Array:
+    """Places of some of so many rows, in order: at no fixed distance, which might be that of a pattern."""
+    wanted = min(count, _ROWS_OF_BATCH)
+    number = np.arange(wanted)
+    found: Array = ((number + number * _GOLDEN % 1.0) * (count / max(wanted, 1))).astype(int)
+    return found if wanted < count else number
 
 
 def _is_sequence(output: Array) -> bool:
@@ -198,14 +208,14 @@ def _is_sequence(output: Array) -> bool:
     return scores.ndim == 3 and scores.shape[1] > 1
 
 
-def _would_change(output: Array) -> Array:
-    """Where the runner-up in the winner's place would make another sequence, repeats merged; bool [samples, steps]."""
-    scores = _scores(output)
-    winner, other = np.moveaxis(np.argpartition(-scores, 1, axis=-1)[..., :2], -1, 0)
-    before, behind = np.full_like(winner, -1), np.full_like(winner, -1)
-    before[:, 1:], behind[:, :-1] = winner[:, :-1], winner[:, 1:]
-    moves = ((before == winner) & (other == behind)) | ((behind == winner) & (other == before))
-    return np.asarray(~moves)
+def _moves_a_border(rows: Array, kept: Array, steps: int) -> Array:
+    """Where the runner-up in the winner's place would leave the sequence as it is, repeats merged; bool [kept]."""
+    winner, runner_up = np.moveaxis(np.argpartition(-rows[kept], 1, axis=1)[:, :2], 1, 0)
+    step = kept % steps
+    before = np.where(step > 0, rows[np.maximum(kept - 1, 0)].argmax(axis=1), -1)
+    behind = np.where(step < steps - 1, rows[np.minimum(kept + 1, len(rows) - 1)].argmax(axis=1), -1)
+    moves: Array = ((before == winner) & (runner_up == behind)) | ((behind == winner) & (runner_up == before))
+    return moves
 
 
 def _centered(rows: Array) -> Array:
@@ -213,17 +223,31 @@ def _centered(rows: Array) -> Array:
     return centered
 
 
-def _changed(margins: Array, noise: Array) -> float:
-    """Mean of Phi(-m / s) over all margins m and all noises s."""
-    smallest = min(len(margins), max(_FEWEST, round(_SMALLEST * len(margins))))
-    ordered = np.sort(margins)
-    limit = float(ordered[smallest - 1])
-    even = limit * (np.arange(smallest) + 0.5) / smallest
-    return float(_tails(np.concatenate([even, ordered[smallest:]]), noise).mean())
+def _between(rows: Array, one: Array, other: Array) -> Array:
+    """Difference of two columns of each row."""
+    each = np.arange(len(rows))
+    difference: Array = rows[each, one] - rows[each, other]
+    return difference
+
+
+def _excess(errors: Array, noise: Array) -> float:
+    """How much wider errors of the difference that decides are than those of any two classes."""
+    alive = noise > 0.0
+    return float(np.sqrt(np.square(errors[alive] / noise[alive]).mean())) if alive.any() else 1.0
+
+
+def _typical(noise: Array) -> Array:
+    """A few of the noises, spread over all."""
+    places = np.linspace(0, max(len(noise) - 1, 0), min(len(noise), _NOISES)).round().astype(int)
+    found: Array = np.sort(noise)[places]
+    return found
 
 
 def _tails(margins: Array, noise: Array) -> Array:
-    """Phi(-m / s) of each margin m [margins] and each noise s [noises], 0 where that is 0."""
-    ratios = margins[:, None] / np.where(noise > 0.0, noise, np.inf)[None]
-    tails: Array = 0.5 * np.asarray(_ERFC(np.where(noise > 0.0, ratios, np.inf) / math.sqrt(2.0)), np.float64)
-    return tails
+    """Mean of Phi(-m / s) over the noises s [noises], for each margin m [margins]; of no noise it is 0."""
+    alive = noise[noise > 0.0]
+    if not len(alive):
+        return np.zeros(len(margins))
+    tails = 0.5 * np.asarray(_ERFC(margins[:, None] / (math.sqrt(2.0) * alive[None])), np.float64)
+    mean: Array = tails.sum(axis=1) / len(noise)
+    return mean

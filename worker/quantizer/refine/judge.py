@@ -11,7 +11,7 @@ from service.contracts.reason import Reason, declare
 from service.contracts.report import Score
 from worker.quantizer.evaluation.certainty import Evidence, surely_differ
 from worker.quantizer.evaluation.decisions import deciding_outputs
-from worker.quantizer.evaluation.loss import MARGINS_OF_TRAINING, LossEstimate
+from worker.quantizer.evaluation.loss import LossEstimate
 from worker.quantizer.evaluation.metrics import Distances, Metrics, metric_words
 from worker.quantizer.evaluation.side_by_side import Expected, MetricMeasurement, side_by_side
 from worker.quantizer.refine.draft import Case, Draft
@@ -51,13 +51,11 @@ def score_session(
     by_metric: bool,
     part: bool = False,
     classes: Collection[str] | None = None,
-    narrower: float = 1.0,
 ) -> Scored:
     """SQNR of the worst output in dB, and the first declared metric (else top-1).
 
     With ``by_metric`` the samples have what the metric reads; else SQNR alone tells. With ``part`` they are a part of
-    all samples only. With ``classes``, the outputs that hold class scores, it is also told what is lost, with margins
-    between classes taken to be so many times ``narrower`` than they are.
+    all samples only. With ``classes``, the outputs that hold class scores, it is also told what is lost.
 
     Raises:
         InvalidConfigError: an output or an array does not fit its metric.
@@ -65,7 +63,7 @@ def score_session(
         CanceledError: the run was canceled.
     """
     distances, found = Distances(), MetricMeasurement(metrics, metrics.primary, part=part)
-    estimate = None if classes is None else LossEstimate(classes, narrower=narrower)
+    estimate = None if classes is None else LossEstimate(classes)
     for twins in side_by_side(session, expected, run):
         distances.update(twins.pairs())
         if estimate is not None:
@@ -118,7 +116,6 @@ class Judge:
             classes=deciding_outputs(
                 draft.prepared.model, self._case.config.evaluation, self._case.calibration.summary.labels
             ),
-            narrower=MARGINS_OF_TRAINING,
         )
         self._known = [*self._known[-1:], (draft, measured)]
         return measured
