@@ -1,13 +1,13 @@
 """Whether a quantized model has lost anything that matters, told without labels from few samples.
 
 Class scores: the share of samples that are expected to be decided otherwise than by the float model. With m the float
-model's margin between its best two classes and s the standard deviation of that margin's noise, a sample changes its decision
-with probability Phi(-m / s). The noise of a sample is that of differences between all scores, as much larger as
-margins are noisier in the mean of all samples. Scores are noisier where a model is less sure: the smallest fifth of the
+model's margin between its best two classes and s the standard deviation of that margin's noise, a sample changes its
+decision with probability Phi(-m / s). The noise of a sample is that of differences between all scores, as much larger
+as margins are noisier in the mean of many. Scores are noisier where a model is less sure: the smallest fifth of the
 margins meet the noise of their samples, all others that of the others. The smallest fifth count as spread evenly
-between 0 and the largest of them. So the estimate rests on every score of every sample, where a count of changed decisions rests on the few that have changed: 20 samples tell 1 percent
-from 4. A factor common to all scores changes no decision and is no noise. Probabilities are compared by their
-logarithms, as they come from differences of scores.
+between 0 and the largest of them. So the estimate rests on every score of every sample, where a count of changed
+decisions rests on the few that have changed: 20 samples tell 1 percent from 4. A factor common to all scores changes no
+decision and is no noise. Probabilities are compared by their logarithms, as they come from differences of scores.
 
 Sequences of class scores, [samples, steps, classes]: the share of samples in which any decision is expected to change,
 1 - exp(-sum p) with p of each step. What is read from such scores, a line of text say, is wrong if one step is. Steps
