@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from service.contracts.algorithms.base import LOST_SQNR_DB
 from worker.quantizer.evaluation.metrics import Distance
 from worker.quantizer.evaluation.metrics.distances import are_probabilities, class_scores
 
@@ -33,8 +34,6 @@ Array = np.ndarray[Any, Any]
 # Decisions that change cost at most as many points of accuracy. Calibration samples are often those of the training, of
 # which a model is surer than of others.
 LOST_DECISIONS_PERCENT = 0.5
-# An error of a twentieth of the signal: distances between outputs, and thresholds on them, hold to a few percent.
-LOST_SQNR_DB = 26.0
 # Classes that compete for a decision: the noise of all others says nothing of it.
 _COMPETING = 10
 _ROWS_OF_BATCH, _MOST_ROWS = 512, 8192  # that are taken of a batch, and kept
@@ -161,9 +160,12 @@ class LossEstimate:
         found = {name: noise.changed_sequences_percent for name, noise in self._decisions.items()}
         return {name: percent for name, percent in found.items() if percent is not None}
 
-    @property
-    def words(self) -> str | None:
-        """What is lost in the worst output, with its figure; None if nothing is."""
+    def words(self, lost_sqnr_db: float = LOST_SQNR_DB) -> str | None:
+        """What is lost in the worst output, with its figure; None if nothing is.
+
+        Args:
+            lost_sqnr_db: an output that decides nothing has lost something below it.
+        """
         changed, sequences = self.figures, self.sequences
         worst = changed | sequences
         if worst and max(worst.values()) > LOST_DECISIONS_PERCENT:
@@ -174,7 +176,7 @@ class LossEstimate:
             if found.is_undefined:
                 return f"output {name!r} is not finite"
         figures = {name: found.sqnr_db for name, found in self._distances.items()}
-        low = {name: db for name, db in figures.items() if db is not None and db < LOST_SQNR_DB}
+        low = {name: db for name, db in figures.items() if db is not None and db < lost_sqnr_db}
         name = min(low, key=low.__getitem__, default="")
         return f"SQNR of output {name!r} is {low[name]:.1f} dB" if low else None
 

@@ -50,13 +50,13 @@ def test_the_worst_output_is_named_by_its_kind() -> None:
     for name, twin, words in (("y", poor, "decisions at output 'y'"), ("z", poor, "SQNR of output 'z'")):
         estimate = LossEstimate({"y"})
         estimate.update([(other, values, twin if other == name else fine) for other in ("y", "z")])
-        assert estimate.words is not None
-        assert words in estimate.words
+        assert estimate.words() is not None
+        assert words in estimate.words()
     estimate = LossEstimate({"y"})
     estimate.update([("y", values, fine), ("z", values, fine), ("n", np.arange(8), np.arange(8))])
-    assert estimate.words is None
+    assert estimate.words() is None
     estimate.update([("n", np.arange(8), np.arange(8)[::-1])])
-    assert estimate.words is not None
+    assert estimate.words() is not None
 
 
 def merged(decided: np.ndarray) -> list[list[int]]:
