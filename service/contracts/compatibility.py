@@ -128,7 +128,7 @@ def check_dataset(
                 _mapping_hint(model, dataset, tensor),
             )
             continue
-        for code, message in _mismatches(tensor, spec, array):
+        for code, message in _mismatches(tensor, spec, array, alone=len(model.inputs) == 1):
             fits = _order_hint(tensor, spec, array) if code in ("rank", "shape", "shape-varies") else None
             fail(code, f"input {tensor.name!r} from array {stored!r}: {message}", fits)
     labels = dataset.labels
@@ -307,7 +307,8 @@ def _named(config: QuantizationConfig) -> Iterator[tuple[str, str, str]]:
                 yield from ((f"{place}/{word}/{k}", "node", name) for k, name in enumerate(ends))
 
 
-def _mismatches(tensor: TensorInfo, spec: InputSpec, array: ArraySummary) -> list[tuple[str, str]]:
+def _mismatches(tensor: TensorInfo, spec: InputSpec, array: ArraySummary, *, alone: bool) -> list[tuple[str, str]]:
+    """Codes and words; ``alone`` if the model reads nothing else."""
     found: list[tuple[str, str]] = []
     if not can_feed(array.dtype, tensor.dtype, spec):
         found.append(("dtype", f"dtype is {array.dtype}, the model needs {tensor.dtype}"))
@@ -341,7 +342,8 @@ def _mismatches(tensor: TensorInfo, spec: InputSpec, array: ArraySummary) -> lis
                 )
             )
             break
-    if array.shortest is not None and 0 in array.shortest:
+    # keys and values of a decoder are empty before its first step
+    if alone and array.shortest is not None and 0 in array.shortest:
         found.append(("sample-empty", f"a sample is empty: the shortest axes are {_shape(array.shortest)}"))
     if spec.layout is not None:
         channels = 1 if spec.layout == "NHW" else array.shape[3 if spec.layout == "NHWC" else 1]

@@ -133,8 +133,10 @@ A step with `when: loss` runs only where the model so far loses something, and i
 otherwise: presets `int8` and `npu_int8` go on in this way until nothing is lost, or no step is left. An entry that a
 config lists itself runs always, unless it sets `when`. A loss is estimated without labels, on held-out calibration
 samples: more than 0.5 % of the decisions are expected to differ from the float model's, given its margins and the
-noise of the scores; or an output without class scores has an SQNR below 26 dB. SmoothQuant
-that runs in this way is kept only where it gains 1 dB: it fits ranges closely to the calibration samples.
+noise of the scores; or more than 0.5 % of the samples in any decision, where an output has a sequence of them
+([samples, steps, classes]: a line of text is wrong if one step is); or an output without class scores has an SQNR below
+26 dB. For SmoothQuant that is 35 dB, since nearly all of it is folded into constants; it is kept only where it gains
+1 dB, as it fits ranges closely to the calibration samples.
 Algorithms in an order in which one would undo another are refused with the right order.
 
 | method | what it does |

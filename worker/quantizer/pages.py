@@ -11,9 +11,10 @@ from collections.abc import Iterable
 
 import worker.quantizer
 from service.contracts import reason
+from service.contracts.algorithms.base import LOST_SQNR_DB
 from worker.quantizer.advice.damage import KIND_WORDS, HarmKind
 from worker.quantizer.advice.table import RULES
-from worker.quantizer.evaluation.loss import LOST_DECISIONS_PERCENT, LOST_SQNR_DB
+from worker.quantizer.evaluation.loss import LOST_DECISIONS_PERCENT
 from worker.quantizer.report.words import POOR_SQNR_DB
 from worker.quantizer.sanity import kind as findings
 
@@ -60,8 +61,8 @@ Where quantization lost accuracy, `advice` of the report lists changes that help
 
 - if the first metric dropped significantly, and by at least one point (units other than percent: 2 % of its value);
 - without labels, or where the float model does not exceed chance level: if `fidelity.loss` names one (more than
-  {LOST_DECISIONS_PERCENT:g} % of decisions are expected to change, or an output without class scores has an SQNR below
-  {LOST_SQNR_DB:g} dB), or the SQNR is below {POOR_SQNR_DB:g} dB;
+  {LOST_DECISIONS_PERCENT:g} % of decisions are expected to change, or of samples in any decision of a sequence, or an
+  output without class scores has an SQNR below {LOST_SQNR_DB:g} dB), or the SQNR is below {POOR_SQNR_DB:g} dB;
 - if a condition of the gate on accuracy, or the sanity check, failed.
 
 A loss that `fidelity.loss` alone names is small: its advice is listed, untried. Otherwise, and on random data, there is

@@ -18,6 +18,13 @@ Choice = Annotated[
 ]
 
 
+# An error of a twentieth of the signal: distances between outputs, and thresholds on them, hold to a few percent.
+LOST_SQNR_DB = 26.0
+# What costs nothing when the model runs is tried from a smaller error on: states and embeddings are read by networks
+# and thresholds that are not known.
+SMOOTHED_SQNR_DB = 35.0
+
+
 class AlgorithmBase(Contract):
     """A step after calibration that improves the quantized model."""
 
@@ -50,9 +57,15 @@ class AlgorithmBase(Contract):
         description=(
             "loss: run only if the model so far loses something on held-out calibration samples: more than "
             "0.5 % of its decisions are expected to differ from the float model's, or an output without class "
-            "scores has an SQNR below 26 dB; always: run in any case."
+            f"scores has an SQNR below {LOST_SQNR_DB:g} dB (smooth_quant: {SMOOTHED_SQNR_DB:g} dB); always: run in "
+            "any case."
         ),
     )
+
+    @property
+    def lost_sqnr_db(self) -> float:
+        """Below this SQNR in dB an output without class scores has lost something, where it runs on a loss."""
+        return LOST_SQNR_DB
 
     @property
     def is_judged(self) -> bool:

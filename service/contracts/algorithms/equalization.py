@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, WithJsonSchema
 
-from service.contracts.algorithms.base import ALTERNATIVES, AlgorithmBase
+from service.contracts.algorithms.base import ALTERNATIVES, SMOOTHED_SQNR_DB, AlgorithmBase
 from service.contracts.base import SEARCH_SPACE
 
 ActivationWeight = Annotated[
@@ -167,6 +167,11 @@ class SmoothQuant(AlgorithmBase):
         Other samples leave such ranges sooner, which samples that the ranges were taken from do not show.
         """
         return 1.0 if self.when == "loss" else 0.0
+
+    @property
+    def lost_sqnr_db(self) -> float:
+        """Nearly all of it is folded into constants."""
+        return SMOOTHED_SQNR_DB
 
 
 class Awq(AlgorithmBase):

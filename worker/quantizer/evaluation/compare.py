@@ -168,7 +168,7 @@ def compare(
         float_set,
         quantized_set,
         fidelity=_fidelity(figures, done, reference.source, confidence).model_copy(
-            update={"loss": None if estimate is None else estimate.words}
+            update={"loss": None if estimate is None else estimate.words()}
         ),
         labels_used=labels_used,
         non_finite=tuple(name for name, found in figures.items() if found.distance.is_undefined),

@@ -51,7 +51,7 @@ def _applied(step: Step[Any], draft: Draft, toolkit: Toolkit, judge: Judge) -> T
     if step.spec.when == "always":
         return _best(step, draft, toolkit, judge)
     with toolkit.services.stages.stage(f"{step.method} acceptance"):
-        loss = judge.loss(draft)
+        loss = judge.loss(draft, lost_sqnr_db=step.spec.lost_sqnr_db)
     if loss is None:
         return Tried(draft, StepResult.nothing(NO_LOSS()), kept=False)
     tried = _best(step, draft, toolkit, judge)

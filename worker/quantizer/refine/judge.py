@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from service.contracts.algorithms.base import LOST_SQNR_DB
 from service.contracts.metrics import MetricFacts
 from service.contracts.reason import Reason, declare
 from service.contracts.report import Score
@@ -39,7 +40,12 @@ class Scored:
 
     score: Score  # without a value of the metric where SQNR alone tells
     evidence: Evidence | None = None  # what the metric rests on; None where SQNR alone tells, or nobody can tell
-    loss: str | None = None  # what is lost, in words; None: nothing that matters, or nobody has asked
+    estimate: LossEstimate | None = None  # of what is lost; None: nobody has asked
+
+    @property
+    def loss(self) -> str | None:
+        """What is lost, in words; None: nothing that matters, or nobody has asked."""
+        return None if self.estimate is None else self.estimate.words()
 
 
 def score_session(
@@ -72,10 +78,9 @@ def score_session(
             found.update(twins)
     worst = distances.worst_db
     score = Score(sqnr_db=None if worst is None else round(worst, 3), metric=metrics.primary, value=None)
-    loss = None if estimate is None else estimate.words
     if not by_metric:
-        return Scored(score, loss=loss)
-    return Scored(score.model_copy(update={"value": found.value}), found.evidence, loss)
+        return Scored(score, estimate=estimate)
+    return Scored(score.model_copy(update={"value": found.value}), found.evidence, estimate)
 
 
 class Judge:
@@ -109,9 +114,13 @@ class Judge:
         facts, sure = self._metrics.facts(self._metrics.primary), surely_differ(new.evidence, old.evidence)
         return is_worse(new.score, old.score, facts, sure=sure, least_gain_db=least_gain_db)
 
-    def loss(self, draft: Draft) -> str | None:
-        """What ``draft`` has lost beside the float model, in words; None if nothing that matters."""
-        return self._scored(draft).loss
+    def loss(self, draft: Draft, *, lost_sqnr_db: float = LOST_SQNR_DB) -> str | None:
+        """What ``draft`` has lost beside the float model, in words; None if nothing that matters.
+
+        An output that decides nothing has lost something below ``lost_sqnr_db``.
+        """
+        estimate = self._scored(draft).estimate
+        return None if estimate is None else estimate.words(lost_sqnr_db)
 
     def _scored(self, draft: Draft) -> Scored:
         for known, found in self._known:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from tests.support.front import make_report
 from worker.quantizer.advice.damage import Damage, Harm, HarmKind, HarmPlace, causes_of, with_blame
 from worker.quantizer.advice.trial import AccuracyLoss, find_loss
 from worker.quantizer.evaluation.certainty import Evidence, PairedFacts
+from worker.quantizer.evaluation.loss import LossEstimate
 from worker.quantizer.refine.judge import Scored
 
 TOP1 = {"name": "top1", "kind": "top1", "unit": "%", "better": "higher", "samples": 438}
@@ -98,7 +100,9 @@ def test_what_mends_a_loss_and_what_helps() -> None:
     strict = found(gate=[drop])
     assert not strict.is_mended(score(85.5)) and strict.is_mended(score(85.9))
     assert found(metric=False).is_mended(score(None, 21.0))
-    assert not found(metric=False).is_mended(replace(score(None, 21.0), loss="decisions"))
+    lossy = LossEstimate({"y"})
+    lossy.update([("y", np.eye(4), np.eye(4)[::-1])])
+    assert not found(metric=False).is_mended(replace(score(None, 21.0), estimate=lossy))
     clause = {"clause": "min_sqnr_db", "wanted": 40.0, "got": 2.0, "holds": False}
     assert not found(metric=False, gate=[clause]).is_mended(score(None, 21.0))
     # help is more than chance in the metric or else a better sqnr
