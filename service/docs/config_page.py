@@ -135,6 +135,9 @@ config lists itself runs always, unless it sets `when`. A loss is estimated with
 samples: more than 0.5 % of the decisions are expected to differ from the float model's, given its margins and the
 noise of the scores; or an output without class scores has an SQNR below 26 dB. SmoothQuant
 that runs in this way is kept only where it gains 1 dB: it fits ranges closely to the calibration samples.
+`max_seconds` limits the time of all of them together: behind it none begins, reconstruction stops between two layers,
+and what is to be judged with and without is judged at once where there is no time for both. What was left out is in the
+report. With a limit the same input need not give the same model.
 Algorithms in an order in which one would undo another are refused with the right order.
 
 | method | what it does |
