@@ -229,6 +229,15 @@ class QuantizationConfig(Contract):
             "channel keeps 8 of 256 steps. null: no check."
         ),
     )
+    max_seconds: float | None = Field(
+        default=None,
+        gt=0,
+        description=(
+            "Time limit of all algorithms together, in seconds; null: no limit. Behind it no algorithm begins, "
+            "reconstruction leaves layers as they are that it has not reached, and an algorithm that is judged with "
+            "all later steps is judged at once where they cannot run twice. The report says what was left out."
+        ),
+    )
     random_calibration: RandomCalibration | None = Field(
         default=None,
         description="Random inputs instead of a calibration dataset; shows nothing about accuracy.",

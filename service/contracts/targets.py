@@ -111,7 +111,8 @@ TARGET_OPTIONS: dict[str, tuple[TargetOption, ...]] = {
         _option("int8_bias", "Biases are int8 with a power-of-two scale of their own; off: as the config says."),
         _option(
             "sigmoid_to_hard_sigmoid",
-            "Sigmoid becomes HardSigmoid(1/6, 0.5), another function; not in heads.",
+            "Sigmoid becomes HardSigmoid(1/6, 0.5), another function; not in heads. Layers before and behind it are "
+            "scaled so that the two differ least on the calibration data.",
         ),
         _option("div_to_mul", "Div by a constant becomes Mul by its reciprocal."),
         _option("split_hard_swish", "HardSwish becomes HardSigmoid and Mul, which compute the same."),

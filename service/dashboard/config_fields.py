@@ -21,7 +21,7 @@ from service.contracts.targets import TARGET_DESCRIPTIONS
 Look = Literal["choice", "number", "text", "word", "document"]
 _TAGS = ("method", "kind")
 _BASICS = ("target", "mode", "format", "float_dtype", "interface", "subgraphs")
-_AMOUNTS = ("calibration_samples", "outlier_ratio", "seed")
+_AMOUNTS = ("calibration_samples", "outlier_ratio", "max_seconds", "seed")
 _NODES = ("include", "exclude", "overrides", "tensor_ranges", "random_calibration", "target_options", "embedding")
 # Of keys that do not say enough by themselves.
 _LABELS: dict[tuple[str, ...], str] = {

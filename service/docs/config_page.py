@@ -137,6 +137,9 @@ noise of the scores; or more than 0.5 % of the samples in any decision, where an
 ([samples, steps, classes]: a line of text is wrong if one step is); or an output without class scores has an SQNR below
 26 dB. For SmoothQuant that is 35 dB, since nearly all of it is folded into constants; it is kept only where it gains
 1 dB, as it fits ranges closely to the calibration samples.
+`max_seconds` limits the time of all of them together: behind it none begins, reconstruction stops between two layers,
+and what is to be judged with and without is judged at once where there is no time for both. What was left out is in the
+report. With a limit the same input need not give the same model.
 Algorithms in an order in which one would undo another are refused with the right order.
 
 | method | what it does |
@@ -202,7 +205,7 @@ and the SQNR before and after. Modes weights_only and dynamic need no data for i
 run the whole network on integers are left as they are.
 
 Of weights below 8 bits those are raised whose gain is larger than what the same bytes would bring if all weights got
-them alike, 6 dB for each bit. With `max_weight_bytes` the weights may take so many bytes, and as many get 8 bits as fit:
+them alike, 6 dB for each bit. With `max_weight_bytes` the weights may take so many bytes: as many as fit get 8 bits:
 
 ```json
 {"preset": "w4a8", "algorithms": [{"method": "selective_precision", "max_weight_bytes": 1500000},

@@ -30,6 +30,7 @@ from worker.quantizer.data import OpenDataset, open_dataset
 from worker.quantizer.data.random_inputs import random_dataset
 from worker.quantizer.emit import Emitted
 from worker.quantizer.emit.between import tidied
+from worker.quantizer.equalization.stand_ins import fit_stand_ins
 from worker.quantizer.evaluation.compare import NoLongerFiniteError
 from worker.quantizer.evaluation.decisions import publish_samples
 from worker.quantizer.evaluation.metrics import MetricFunction, Metrics
@@ -432,7 +433,8 @@ def _fill(original: ir.Model, origin_of: _Origin, case: Case, services: Services
         found = prepared, notes, plan_model(prepared, config)
         prepared, notes, planned = kept_alike(found, partial(origin_of.reloaded, config), case, services)
         run.check()
-    draft = settle_values(Draft(prepared, planned.plan, planned.plan_log, form=mode.form), case, services)
+    draft = Draft(prepared, planned.plan, planned.plan_log, form=mode.form)
+    draft = settle_values(fit_stand_ins(draft, planned.unedited, case, services), case, services)
     prepared, plan = draft.prepared, draft.plan
     plan.spill = services.spill
     if plan.is_empty:

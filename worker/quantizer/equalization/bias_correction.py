@@ -3,7 +3,8 @@
 In closed form, or in full: layer after layer, on what the quantized network computes as corrected so far. For each
 layer the means behind its activation function are compared, of the float network and of the quantized one. The bias
 moves by their difference, divided by the share of values that follow the bias: those that the activation function cuts
-off do not. Some rounds find the fixed point.
+off do not. Some rounds find the fixed point. The difference is that of some samples: what is in it by their choice is
+told by how it varies among them, and held back.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ _SETTLED = 1e-4
 _SAMPLE = 2048
 # Of fewer values that follow the bias no mean can be told.
 _SMALLEST_SHARE = 0.02
+# From fewer samples no standard error can be told.
+_FEWEST_SAMPLES = 8
 # The slope of the activation function is measured over so much of the values' deviation.
 _SLOPE_STEP = 1e-2
 _ACTIVATIONS = ("Relu", "Clip", "LeakyRelu", "PRelu")
@@ -149,6 +152,7 @@ class LayerSample:
 
     expected: np.ndarray  # of the float network
     found: np.ndarray  # of the quantized network
+    owners: np.ndarray  # int64 [n], ascending: number of the calibration sample that each row comes from
 
     @property
     def is_usable(self) -> bool:
@@ -186,6 +190,7 @@ def correct_by_walking(
             shift = bias_shift(sample, activation, limited)
         else:  # what is added comes behind the integers
             shift = (activation(sample.expected) - limited(sample.found)).mean(axis=0, dtype=np.float64)
+        shift *= certainty(activation(sample.expected) - limited(sample.found), sample.owners)
         if shift.any():
             place.add(walk.parameters, place.of(walk.parameters).present, shift)
             yield visit.name
@@ -194,7 +199,8 @@ def correct_by_walking(
 def take_sample(visit: Visit, linear: LinearNode, place: CorrectableBias, parameters: Parameters) -> LayerSample:
     """Values of the visited layer at some positions of all samples, the same for the same network and data."""
     patches: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
-    per_part = -(-_SAMPLE // max(len(visit.parts), 1))
+    owners: list[np.ndarray] = []
+    per_part, done = -(-_SAMPLE // max(len(visit.parts), 1)), 0
     for part in visit.parts:
         both = visit.x(part), visit.x_quantized(part)
         positions = linear.positions(both[0])
@@ -202,6 +208,8 @@ def take_sample(visit: Visit, linear: LinearNode, place: CorrectableBias, parame
         chosen = np.arange(positions)
         if positions > per_part:
             chosen = np.sort(generator.integers(0, positions, per_part))
+        owners.append(done + chosen * part.valid // max(positions, 1))
+        done += part.valid
         for x, gathered in zip(both, patches, strict=True):
             values, mask = linear.patches(x, chosen)
             gathered.append(values if mask is None else values * mask)
@@ -213,7 +221,7 @@ def take_sample(visit: Visit, linear: LinearNode, place: CorrectableBias, parame
     if place.owner is visit.node:
         expected += bias.original.reshape(-1)
         found += bias.present.reshape(-1)
-    return LayerSample(expected, found)
+    return LayerSample(expected, found, np.concatenate(owners))
 
 
 def _product(matrix: np.ndarray, patches: list[np.ndarray]) -> np.ndarray:
@@ -221,6 +229,29 @@ def _product(matrix: np.ndarray, patches: list[np.ndarray]) -> np.ndarray:
     joined = np.concatenate(patches, axis=2)
     made: np.ndarray = np.matmul(matrix.astype(np.float32), joined)
     return made.reshape(made.shape[0] * made.shape[1], joined.shape[2]).T
+
+
+def certainty(changes: np.ndarray, owners: np.ndarray) -> np.ndarray:
+    """The part of each channel's mean change that is not owed to the choice of the samples, float64 [channels].
+
+    1 - (standard error / mean)^2, at least 0: what James and Stein 1961 leave of a mean. Positions of one sample are
+    alike, so that the standard error is that of the means of the samples.
+
+    Args:
+        changes: float32 [n, channels].
+        owners: int64 [n], ascending: the sample that each row comes from.
+    """
+    first = np.flatnonzero(np.diff(owners, prepend=-1))
+    counts = np.diff(first, append=len(owners))[:, None]
+    sums = np.add.reduceat(changes, first, axis=0, dtype=np.float64)
+    mean = sums.sum(axis=0) / len(owners)
+    if len(first) < _FEWEST_SAMPLES:
+        return np.ones(mean.shape)
+    scatter = np.square(sums - counts * mean).sum(axis=0) * len(first) / (len(first) - 1)
+    noise = scatter / len(owners) ** 2
+    power = np.square(mean)
+    left: np.ndarray = np.divide(power - noise, power, out=np.zeros_like(power), where=power > noise)
+    return left
 
 
 def bias_shift(sample: LayerSample, activation: Function, quantized: Function) -> np.ndarray:

@@ -9,14 +9,14 @@ stands outside the network's quantized regions.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx_ir as ir
 
 from worker.quantizer.equalization.channel_graph import ChannelGraph, Fold, is_row
-from worker.quantizer.graph.rewriting import rank_of, scalar
+from worker.quantizer.graph.rewriting import only_reader, other_operand, rank_of, scalar
 from worker.quantizer.graph.values import (
     activation_limits,
     constant,
@@ -24,6 +24,7 @@ from worker.quantizer.graph.values import (
     is_constant,
     is_float32,
     name_of,
+    node_name,
 )
 from worker.quantizer.ops.channels import Kind, joined, tied
 from worker.quantizer.ops.labels import TiedLabels, lifted, varies_beside
@@ -114,20 +115,26 @@ class Flow:
     limits: list[ChannelLimit] = field(default_factory=list)  # the Clips between them
     terms: list[Fold] = field(default_factory=list)  # constants that are added between them
     groups: int = 1  # number of groups, the pinned one included
+    # tensors by gate: what it reads, and the product of that with what it makes, whose scales are free; None: there is
+    # no such product
+    gates: dict[str, tuple[str, str | None]] = field(default_factory=dict)
 
 
-def follow(graph: ir.Graph, *, through_normalizations: bool = True) -> Flow:
+def follow(graph: ir.Graph, *, through_normalizations: bool = True, gates: Collection[str] = ()) -> Flow:
     """Follow the channels of a prepared main graph.
 
-    ``through_normalizations`` lets a BatchNormalization that is not folded take scales in.
+    ``through_normalizations`` lets a BatchNormalization that is not folded take scales in. ``gates`` are nodes, by
+    name, whose functions are fitted to the scale of what they read.
     """
-    return _Follower(graph, through_normalizations=through_normalizations).run()
+    return _Follower(graph, through_normalizations=through_normalizations, gates=gates).run()
 
 
 class _Follower:
-    def __init__(self, graph: ir.Graph, *, through_normalizations: bool) -> None:
+    def __init__(self, graph: ir.Graph, *, through_normalizations: bool, gates: Collection[str]) -> None:
         self._graph = graph
         self._through_normalizations = through_normalizations
+        self._gates = gates
+        self._products: dict[ir.Node, ir.Value] = {}  # what else each product of a gate reads
         self._operators = ChannelGraph(graph)
         self._labels = TiedLabels()
         self._flow = Flow()
@@ -151,6 +158,7 @@ class _Follower:
             limits=[replace(limit, channels=groups[limit.channels]) for limit in flow.limits],
             terms=[replace(term, channels=groups[term.channels]) for term in flow.terms],
             groups=int(groups.max()) + 1,
+            gates=flow.gates,
         )
 
     def of(self, value: ir.Value | None) -> np.ndarray | None:
@@ -168,7 +176,12 @@ class _Follower:
         flow = self._operators.flow(node)
         channels = self.of(node.inputs[0]) if node.inputs else None
         made = None
-        if flow is not None and channels is not None and is_float32(node.outputs[0]):
+        if node.name in self._gates and node.inputs[0] is not None and channels is not None:
+            made = self._gate(node, node.inputs[0])
+        elif node in self._products:
+            labels = self._channels[self._products[node]]
+            made = [self._labels.fresh(labels.size).reshape(labels.shape)]
+        elif flow is not None and channels is not None and is_float32(node.outputs[0]):
             if flow.forward is not None:
                 made = flow.forward(node, channels, self._labels)
             else:
@@ -184,6 +197,19 @@ class _Follower:
                 self._labels.pin(channels)
             else:
                 self._channels[value] = channels
+
+    def _gate(self, node: ir.Node, read: ir.Value) -> list[np.ndarray]:
+        """Its result has the scale that it has; a product with what it reads has one of its own."""
+        made = node.outputs[0]
+        while (scaled := only_reader(made, "Mul")) is not None and is_constant(other_operand(scaled, made)):
+            made = scaled.outputs[0]  # as hardware approximates it
+        product = only_reader(made, "Mul")
+        if product is not None and other_operand(product, made) is read:
+            self._products[product] = read
+            self._flow.gates[node_name(node)] = name_of(read), name_of(product.outputs[0])
+        else:
+            self._flow.gates[node_name(node)] = name_of(read), None
+        return [np.zeros([1] * (rank_of(node.outputs[0]) or 0), np.int64)]
 
     # Each handler gets the labels of the first operand and returns those of the results, or None: pin all operands.
 

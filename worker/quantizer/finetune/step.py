@@ -46,6 +46,7 @@ class FinetuneProgress:
     skipped: dict[str, str] = field(default_factory=dict)  # why a layer was left out
     by_gradients: list[str] = field(default_factory=list)  # layers that the moments solver has left to the other
     refused: int = 0  # layers that were taken back, because the whole network got worse
+    unreached: int = 0  # layers that were left as they are, as time was over
     resumed: int = 0  # layers taken over from an earlier attempt, or job
     begin: float = field(default_factory=time.monotonic)
 
@@ -62,13 +63,15 @@ class FinetuneProgress:
 
     def summary(self, notes: list[str], what: str) -> str:
         """One sentence for the report; ``what`` is what was counted."""
-        total = len(self.errors) + len(self.skipped)
+        total = len(self.errors) + len(self.skipped) + self.unreached
         parts = [f"{len(self.changed)} of {total} {what} changed"]
         gains = [math.log(after / before) for before, after in self.errors.values() if before > 0.0 and after > 0.0]
         if gains:
             parts.append(f"mean reconstruction error times {math.exp(sum(gains) / len(gains)):.3g}")
         if self.refused:
             parts.append(f"{self.refused} taken back, as the error of the whole network rose")
+        if self.unreached:
+            parts.append(f"{self.unreached} not reached within max_seconds")
         if self.resumed:
             parts.append(f"{self.resumed} reused from an earlier attempt or job")
         if self.by_gradients:
@@ -248,6 +251,9 @@ class FinetuneStep(Step[Spec]):
             effort = efforts([blocks[name] for name in wanted], by_moments)
             behind, whole = 0.0, sum(effort.values())
             for visit in walk.visits():
+                if not toolkit.time_limit.allows():
+                    progress.unreached = visit.total - visit.index
+                    break
                 words = progress.words(visit.name, visit.index, visit.total)
                 services.run.progress(spec.method, visit.index, visit.total, "layers", words, share=behind / whole)
                 behind += effort[visit.name]

@@ -76,6 +76,18 @@ def module_paths(node: ir.Node) -> list[str]:
 
 
 @dataclass(frozen=True)
+class StandIn:
+    """What the float model computes where the prepared network has another function.
+
+    With x the input of that function: made * f(x / read).
+    """
+
+    op_type: str  # f, an operator without attributes
+    read: float = 1.0  # by what the float model's input is multiplied in the prepared network
+    made: float = 1.0  # by what the prepared network expects the float model's result to be multiplied
+
+
+@dataclass(frozen=True)
 class NodeFacts:
     """Facts of the nodes of one graph. Never changed: every addition makes new facts."""
 
@@ -83,8 +95,8 @@ class NodeFacts:
     op_types: Mapping[str, str] = field(default_factory=dict)
     # nodes that compute something inside the node before them: no Q/DQ pair stands between the two
     simulated: frozenset[str] = frozenset()
-    # nodes that compute another function than the float model: its operator, without attributes, of the same inputs
-    stand_ins: Mapping[str, str] = field(default_factory=dict)
+    # nodes that compute another function than the float model, and which one it has
+    stand_ins: Mapping[str, StandIn] = field(default_factory=dict)
     # nodes that an algorithm has put in, or chosen, and that are to compute in float, and why
     kept_float: Mapping[str, Reason] = field(default_factory=dict)
     smoothed: frozenset[str] = frozenset()  # consumers whose input SmoothQuant has dealt with
@@ -101,9 +113,9 @@ class NodeFacts:
         """These facts and more nodes that belong to those before them."""
         return replace(self, simulated=self.simulated | set(names))
 
-    def with_stand_ins(self, operators: Mapping[str, str]) -> NodeFacts:
+    def with_stand_ins(self, stand_ins: Mapping[str, StandIn]) -> NodeFacts:
         """These facts and more nodes that stand for another function."""
-        return replace(self, stand_ins={**self.stand_ins, **operators})
+        return replace(self, stand_ins={**self.stand_ins, **stand_ins})
 
     def with_kept_float(self, reasons: Mapping[str, Reason]) -> NodeFacts:
         """These facts and more nodes that stay in float."""

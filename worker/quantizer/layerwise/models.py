@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from service.contracts.specs import bits_of
 from worker.quantizer.emit import emit
+from worker.quantizer.graph.metadata import StandIn
 from worker.quantizer.graph.serialized import serialized, to_bytes
 from worker.quantizer.graph.values import name_of, node_name, users
 from worker.quantizer.numerics.integer import IntegerGrid
@@ -123,7 +124,7 @@ class Piece:
 class PieceMaker:
     """Makes pieces of one prepared network; ``values`` are its tensors by name.
 
-    With ``arena`` sessions keep their memory between runs; see ``Session``. ``originals`` are operators that float
+    With ``arena`` sessions keep their memory between runs; see ``Session``. ``originals`` are functions that float
     pieces compute in the place of those of the network, by node (``NodeFacts.stand_ins``).
     """
 
@@ -134,7 +135,7 @@ class PieceMaker:
         threads: int,
         device: str = "cpu",
         arena: bool = True,
-        originals: Mapping[str, str] | None = None,
+        originals: Mapping[str, StandIn] | None = None,
     ) -> None:
         self._model = model
         self._originals = originals or {}
@@ -153,10 +154,7 @@ class PieceMaker:
     ) -> Piece:
         """The nodes of the float network; ``replaced`` are other values for some of its constants."""
         proto = self._proto(nodes, reads, makes, replaced or {})
-        for node in proto.graph.node:
-            if node.name in self._originals:
-                node.op_type = self._originals[node.name]
-                del node.attribute[:]
+        restore_functions(proto.graph, self._originals)
         session = self._session(serialized(proto), "float layers")
         return Piece(session, dict(zip(reads, reads, strict=True)), dict(zip(makes, makes, strict=True)), frozenset())
 
@@ -233,6 +231,25 @@ class PieceMaker:
         inner = [value for node in nodes for value in node.outputs if value.name and value.name not in outside]
         graph.value_info.extend(ir.to_proto(value) for value in inner if value.dtype is not None)
         return proto
+
+
+def restore_functions(graph: onnx.GraphProto, originals: Mapping[str, StandIn]) -> None:
+    """Put the float model's functions in the place of those that stand for them; the graph is changed in place."""
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        original = originals.get(node.name)
+        if original is None:
+            nodes.append(node)
+            continue
+        read, made = f"{node.name}/read", f"{node.name}/made"
+        for name, factor in ((read, 1.0 / original.read), (made, original.made)):
+            graph.initializer.append(onnx.numpy_helper.from_array(np.array(factor, np.float32), f"{name}_factor"))
+        nodes.append(onnx.helper.make_node("Mul", [node.input[0], f"{read}_factor"], [read]))
+        nodes.append(onnx.helper.make_node(original.op_type, [read], [made], name=node.name))
+        nodes.append(onnx.helper.make_node("Mul", [made, f"{made}_factor"], list(node.output)))
+    kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(kept)
 
 
 def _behind_odd_windows(graph: ir.Graph) -> set[ir.Value]:

@@ -31,7 +31,7 @@ from worker.quantizer.preparation.prepare import LOWEST_OPSET
 from worker.quantizer.refine.draft import STATIC, Case, Draft, Filled, Form
 from worker.quantizer.refine.driver import refine
 from worker.quantizer.refine.judge import Judge
-from worker.quantizer.refine.step import Step, Toolkit, calibrate
+from worker.quantizer.refine.step import Step, TimeLimit, Toolkit, calibrate
 from worker.quantizer.run.services import Services
 from worker.quantizer.runtime.session import refusals, session_options
 from worker.quantizer.search.autopilot import AutopilotStep
@@ -86,7 +86,8 @@ def _fill_with_data(draft: Draft, case: Case, services: Services) -> Filled:
     calibrated = calibrate(draft, case, services, steps, supplied=config.tensor_ranges)
     judged = any(algorithm.holds_samples_back for algorithm in config.algorithms)
     samples = held_back_samples(case.calibration_samples)
-    toolkit = Toolkit(case, services, samples if judged else (), step_of)
+    time_limit = TimeLimit.of(config.max_seconds)
+    toolkit = Toolkit(case, services, samples if judged else (), step_of, time_limit=time_limit)
     drafts, outcomes = refine(calibrated, steps, toolkit, Judge(case, services, samples))
     filled = Filled(drafts, outcomes)
     return with_float16(filled, case, services) if config.has_float16 else filled

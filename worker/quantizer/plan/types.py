@@ -18,6 +18,7 @@ from service.contracts.reason import Reason, declare
 from service.contracts.specs import HALF_DTYPES, ActivationSpec, BiasSpec, WeightSpec, needs_calibration
 from service.contracts.targets import target_options
 from worker.quantizer.graph.mapped import SpillFolder
+from worker.quantizer.graph.metadata import StandIn
 from worker.quantizer.graph.values import node_name, users
 from worker.quantizer.numerics.blocks import Grid
 from worker.quantizer.numerics.integer import PER_TENSOR, Granularity, IntegerGrid
@@ -281,8 +282,8 @@ class RuleContext:
     selection: Selection | None = None
     # takes the names of nodes that a rule of stage GRAPH puts in and that compute something inside the node before them
     simulated: set[str] = field(default_factory=set)
-    # takes, by node, the operator of the same inputs whose place a rule of stage GRAPH gives to another function
-    stand_ins: dict[str, str] = field(default_factory=dict)
+    # takes the nodes that a rule of stage GRAPH puts in the place of another function
+    stand_ins: dict[str, StandIn] = field(default_factory=dict)
 
     def leave_in_float(self, node: ir.Node, reason: Reason, rule: str, why: str) -> Decision:
         """Take a node's role away; what is to be told of that."""

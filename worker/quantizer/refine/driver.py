@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +14,9 @@ from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.judge import NOT_WORTH_ITS_COST, Judge
 from worker.quantizer.refine.step import Step, StepResult, Toolkit
 
+OUT_OF_TIME = declare(
+    "out-of-time", "max_seconds was over before it", hint="Raise max_seconds, or list fewer algorithms.", by_design=True
+)
 NO_LOSS = declare("no-loss-left", "the model so far loses nothing that matters on held-back samples", by_design=True)
 
 
@@ -48,6 +52,8 @@ def try_step(step: Step[Any], draft: Draft, toolkit: Toolkit, judge: Judge) -> T
 
 def _applied(step: Step[Any], draft: Draft, toolkit: Toolkit, judge: Judge) -> Tried:
     """What a step makes of a draft, if it is called for there."""
+    if not toolkit.time_limit.allows():
+        return Tried(draft, StepResult.nothing(OUT_OF_TIME()), kept=False)
     if step.spec.when == "always":
         return _best(step, draft, toolkit, judge)
     with toolkit.services.stages.stage(f"{step.method} acceptance"):
@@ -130,6 +136,8 @@ def _with_rest(
 ) -> tuple[list[Draft], list[AlgorithmFigures]]:
     """All steps behind one, with it and without it; one way is enough for ``reconsidered`` if it ends without a loss.
 
+    One has to be enough where there is no time for another: that which is better at once.
+
     Returns the drafts behind ``draft`` on the way that ends better; what became of the step, and of all others on that
     way.
     """
@@ -146,11 +154,14 @@ def _with_rest(
         result = replace(tried.result, summary=words + tried.result.summary)
         return Tried(draft if worse else tried.draft, result, not worse, *scores, worse)
 
-    ways, at_once = {}, None
-    if step.spec.accept == "reconsidered":
-        at_once = decided(draft, tried.draft, "")
+    ways, at_once, limit = {}, None, toolkit.time_limit
+    if step.spec.accept == "reconsidered" or limit.end is not None:
+        at_once, begin = decided(draft, tried.draft, ""), time.monotonic()
         ways[at_once.kept] = way(at_once.kept)
-    if at_once is not None and judge.loss(ways[at_once.kept][0][-1]) is None:
+    if at_once is not None and not limit.allows(time.monotonic() - begin):
+        words = "judged at once, as max_seconds left no time for all later steps with and without it: "
+        fate = replace(at_once, result=replace(at_once.result, summary=words + at_once.result.summary))
+    elif at_once is not None and step.spec.accept == "reconsidered" and judge.loss(ways[at_once.kept][0][-1]) is None:
         fate = at_once
     else:
         ways |= {kept: way(kept) for kept in (True, False) if kept not in ways}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -139,6 +140,22 @@ Spec = TypeVar("Spec", bound=Algorithm)
 
 
 @dataclass(frozen=True)
+class TimeLimit:
+    """Until when algorithms may go on."""
+
+    end: float | None = None  # on the clock of ``time.monotonic``; None: there is no limit
+
+    @classmethod
+    def of(cls, seconds: float | None) -> TimeLimit:
+        """One that ends so long from now."""
+        return cls(None if seconds is None else time.monotonic() + seconds)
+
+    def allows(self, seconds: float = 0.0) -> bool:
+        """True if so much more time is left."""
+        return self.end is None or time.monotonic() + seconds < self.end
+
+
+@dataclass(frozen=True)
 class Toolkit:
     """What a step works with."""
 
@@ -148,6 +165,7 @@ class Toolkit:
     step_of: Callable[[Algorithm], Step[Any]]  # makes the step of an algorithm, for a step that tries others
     # steps that need their statistics whenever a changed float model is calibrated anew
     to_come: Sequence[Step[Any]] = ()
+    time_limit: TimeLimit = TimeLimit()
 
     @property
     def judging(self) -> Sequence[int]:

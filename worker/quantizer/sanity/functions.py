@@ -38,7 +38,7 @@ def with_function_findings(case: Case, prepared: Prepared, services: Services) -
         EngineError: the runtime failed on the data.
         CanceledError: the run was canceled.
     """
-    replaced = Counter(prepared.facts.stand_ins.values())
+    replaced = Counter(found.op_type for found in prepared.facts.stand_ins.values())
     if not replaced:
         return case
     model, run = prepared.model, services.run

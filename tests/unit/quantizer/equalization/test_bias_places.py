@@ -11,7 +11,7 @@ from service.contracts.algorithms import BiasCorrection
 from service.contracts.config import QuantizationConfig
 from tests.unit.quantizer.equalization.benches import Bench, float_outputs, quantized_outputs, used
 from tests.unit.quantizer.toolbox import config, make_model, normal, op_types, run_onnx
-from worker.quantizer.equalization.bias_correction import LayerSample, activation_behind, bias_shift
+from worker.quantizer.equalization.bias_correction import LayerSample, activation_behind, bias_shift, certainty
 from worker.quantizer.equalization.correctable_biases import CorrectableBiases, make_places
 from worker.quantizer.plan.parameters import Parameters
 
@@ -143,6 +143,9 @@ def relu6(values: np.ndarray) -> np.ndarray:
     return np.clip(values, 0, 6)
 
 
+ROWS = np.arange(4000)
+
+
 def same(values: np.ndarray) -> np.ndarray:
     return values
 
@@ -153,7 +156,7 @@ def test_the_means_agree_behind_the_activation_function(off: float, spread: floa
     wanted = relu6(values).mean()
     moved = values + np.float32(off)
     assume(((moved > 0) & (moved < 6)).mean() > 0.03)  # of fewer values that follow the bias no mean is told
-    shift = bias_shift(LayerSample(values, moved), relu6, relu6)
+    shift = bias_shift(LayerSample(values, moved, ROWS[: len(values)]), relu6, relu6)
     found = relu6(values + np.float32(off) + shift.astype(np.float32)).mean()
     before = abs(relu6(values + np.float32(off)).mean() - wanted)
     assert abs(found - wanted) <= max(0.02 * before, 1e-3)
@@ -161,17 +164,37 @@ def test_the_means_agree_behind_the_activation_function(off: float, spread: floa
 
 def test_the_shift_at_the_ends_of_what_can_be_told() -> None:
     expected, found = normal(500, 6, seed=1), normal(500, 6, seed=2) + 3
-    shift = bias_shift(LayerSample(expected, found), same, same)  # without a function: the difference of the means
+    shift = bias_shift(
+        LayerSample(expected, found, ROWS[: len(found)]), same, same
+    )  # without a function: the difference of the means
     np.testing.assert_allclose(shift, expected.mean(axis=0) - found.mean(axis=0), atol=1e-4)
     for level in (-50.0, 50.0):  # channels that clip throughout are left alone
         values = np.full((100, 2), level, np.float32) + normal(100, 2)
-        np.testing.assert_array_equal(bias_shift(LayerSample(values + 10, values), relu6, relu6), 0)
+        np.testing.assert_array_equal(
+            bias_shift(LayerSample(values + 10, values, ROWS[: len(values)]), relu6, relu6), 0
+        )
     # half of the values lie on a cliff: a fixed-point step overshoots there, and ends no further off than it began
     values = np.concatenate([np.full((500, 1), -0.01), np.full((500, 1), 5.0)]).astype(np.float32)
     expected = values + np.float32(0.5)
-    shift = bias_shift(LayerSample(expected, values), relu6, relu6)
+    shift = bias_shift(LayerSample(expected, values, ROWS[: len(values)]), relu6, relu6)
     wanted = relu6(expected).mean()
     assert abs(relu6(values + shift).mean() - wanted) <= abs(relu6(values).mean() - wanted)
+
+
+def test_what_the_choice_of_samples_makes_of_a_mean_is_held_back() -> None:
+    random, owners = np.random.default_rng(0), np.repeat(np.arange(30), 7)
+    # of every sample one number, which its positions share: 30 of them, not 210, tell the mean
+    noise = random.standard_normal((30, 4000)).astype(np.float32)[owners]
+    kept = certainty(noise, owners)
+    assert ((kept >= 0.0) & (kept < 1.0)).all()
+    mean = noise.mean(axis=0)
+    for truth in (0.0, 0.2, 5.0):  # the shrunk mean is nearer to the true one than the mean
+        shrunk = (mean + truth) * certainty(noise + np.float32(truth), owners)
+        assert np.square(shrunk - truth).mean() < 1.02 * np.square(mean).mean()
+    assert (kept == 0.0).mean() == pytest.approx(0.68, abs=0.05)  # as often as a mean is within one standard error of 0
+    np.testing.assert_array_equal(certainty(np.full((210, 2), 3.0, np.float32), owners), 1.0)
+    np.testing.assert_array_equal(certainty(noise[:21], owners[:21]), 1.0)  # three samples tell no error
+    np.testing.assert_array_equal(certainty(np.zeros((210, 2), np.float32), owners), 0.0)
 
 
 FUNCTIONS = {

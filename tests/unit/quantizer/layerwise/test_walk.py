@@ -29,7 +29,7 @@ from worker.quantizer.emit import emit
 from worker.quantizer.graph.serialized import serialized
 from worker.quantizer.layerwise import Feed, StoreLimits, Visit, Walk
 from worker.quantizer.layerwise.frontier import real_samples
-from worker.quantizer.layerwise.models import cut, outside, rests_as_integers
+from worker.quantizer.layerwise.models import cut, outside, restore_functions, rests_as_integers
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.preparation.prepare import Prepared
 from worker.quantizer.run.interface import SilentRun
@@ -69,12 +69,9 @@ def whole_run(prepared: Prepared, plan: QuantizationPlan | None, data: Mapping[s
 
 def with_own_functions(prepared: Prepared) -> Prepared:
     """The prepared network with the float model's functions in the place of those that its target has instead."""
-    model = ir.from_proto(ir.to_proto(prepared.model))
-    for node in model.graph:
-        if node.name in prepared.facts.stand_ins:
-            node.op_type = prepared.facts.stand_ins[node.name]
-            node.attributes.clear()
-    return replace(prepared, model=model)
+    proto = ir.to_proto(prepared.model)
+    restore_functions(proto.graph, prepared.facts.stand_ins)
+    return replace(prepared, model=ir.from_proto(proto))
 
 
 def check_walk(model: onnx.ModelProto, data: dict[str, np.ndarray], settings: Any) -> int:

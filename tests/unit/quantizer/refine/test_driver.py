@@ -22,9 +22,9 @@ from tests.unit.quantizer.toolbox import config, data, network, quantize_file, r
 from worker.quantizer.evaluation.compare import layer_distances
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.refine.draft import Draft
-from worker.quantizer.refine.driver import NO_LOSS, refine
+from worker.quantizer.refine.driver import NO_LOSS, OUT_OF_TIME, refine
 from worker.quantizer.refine.judge import SQNR_WORSE, Judge
-from worker.quantizer.refine.step import Step, StepResult, Toolkit
+from worker.quantizer.refine.step import Step, StepResult, TimeLimit, Toolkit
 from worker.quantizer.run.checkpoint import CheckpointStore
 from worker.quantizer.search.goal import GoalEvaluator
 from worker.quantizer.search.mixed_precision import Corrections
@@ -151,6 +151,40 @@ def test_what_is_reconsidered_goes_both_ways_only_where_the_first_ends_in_a_loss
     assert outcomes[0].kept == kept
     assert outcomes[0].before is not None
     assert len(drafts) == 1 + sum(outcome.kept for outcome in outcomes)
+
+
+class Short(TimeLimit):
+    """Of which nothing is left that takes any time."""
+
+    def allows(self, seconds: float = 0.0) -> bool:
+        return seconds == 0.0
+
+
+@each(("accept",), [("reconsidered",), ("if_better_at_end",)])
+def test_behind_the_time_limit_nothing_begins_and_nothing_runs_twice(accept: str) -> None:
+    draft, toolkit = toolkit_for(chain_of_convolutions(2))
+    always = BiasCorrection(accept="always")
+    judge = JudgeOfSpoiled(toolkit.case, toolkit.services, 8)
+    over = replace(toolkit, time_limit=TimeLimit.of(1e-9))
+    drafts, outcomes = refine(
+        draft, [Spoiler(always), Spoiler(BiasCorrection(accept=accept)), Spoiler(always)], over, judge
+    )
+    assert len(drafts) == 1
+    assert [outcome.reason_code for outcome in outcomes] == [OUT_OF_TIME.code] * 3
+    ways = []
+
+    class Counting(Step[BiasCorrection]):
+        def apply(self, draft: Draft, toolkit: Toolkit) -> StepResult:
+            ways.append(is_spoiled(draft))
+            return StepResult.nothing(NO_LOSS())
+
+    steps = [Spoiler(BiasCorrection(accept=accept)), Counting(always), Spoiler(always)]
+    assert len(refine(draft, steps, replace(toolkit, time_limit=TimeLimit.of(600.0)), judge)[0]) > 1
+    assert sorted(ways) == [False, True]  # there is time for both
+    ways.clear()
+    _, outcomes = refine(draft, steps, replace(toolkit, time_limit=Short(end=0.0)), judge)
+    assert ways == [False]
+    assert "max_seconds" in outcomes[0].summary
 
 
 def rounded_by(choice: object) -> tuple[list[Draft], str]:

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from service.contracts.reason import Reason, declare
-from worker.quantizer.graph.metadata import hand_on
+from worker.quantizer.graph.metadata import StandIn, hand_on
 from worker.quantizer.graph.rewriting import axis_length, rank_of, reduced_axes
 from worker.quantizer.graph.values import (
     DEFAULT_DOMAINS,
@@ -57,7 +57,7 @@ def sigmoid_to_hard_sigmoid(context: RuleContext) -> Iterator[Decision]:
         if node in heads:  # a HardSigmoid would make most scores 0, and nothing comes after that the CPU would delay
             continue
         _replace_by(node, "HardSigmoid", [node.inputs[0]], alpha=_SIXTH, beta=0.5)
-        context.stand_ins[node_name(node)] = "Sigmoid"
+        context.stand_ins[node_name(node)] = StandIn("Sigmoid")
         why = "the NPU has no Sigmoid; the two differ by up to 0.07"
         yield Decision("sigmoid_to_hard_sigmoid", node_name(node), "Sigmoid -> HardSigmoid", why)
 
