@@ -200,15 +200,16 @@ and the SQNR before and after. Modes weights_only and dynamic need no data for i
 run the whole network on integers are left as they are.
 
 Of weights below 8 bits those are raised whose gain is larger than what the same bytes would bring if all weights got
-them alike, 6 dB for each bit. With `max_weight_bytes` the weights may take so many bytes, and as many get 8 bits as fit:
+them alike, 6 dB for each bit. With `max_weight_bytes` all weights together may take so many bytes, and as many get 8
+bits as fit:
 
 ```json
 {"preset": "w4a8", "algorithms": [{"method": "selective_precision", "max_weight_bytes": 1500000},
                                   {"method": "adaround", "scale_refit": true}]}
 ```
 
-Preset `w4a8` keeps what was raised in any case: in 4 bits a network may be so far off at first that nobody can tell
-what AdaRound makes of it.
+Preset `w4a8` keeps what was raised in any case: in 4 bits a network may be so far off at first that its outputs are no
+measure of what AdaRound makes of it.
 """
 LOSSES = """### Losses
 

@@ -136,7 +136,8 @@ class Candidates:
 
     @cached_property
     def _sizes(self) -> dict[str | None, int]:
-        return {value.name: math.prod(value.shape.numpy()) for value in self._graph.initializers.values() if value.shape}
+        values = self._graph.initializers.values()
+        return {value.name: math.prod(value.shape.numpy()) for value in values if value.shape}
 
     @property
     def _weight_values(self) -> int:
