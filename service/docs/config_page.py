@@ -212,8 +212,8 @@ them alike, 6 dB for each bit. With `max_weight_bytes` the weights may take so m
                                   {"method": "adaround", "scale_refit": true}]}
 ```
 
-Preset `w4a8` keeps what was raised in any case: in 4 bits a network may be so far off at first that nobody can tell
-what AdaRound makes of it.
+Preset `w4a8` keeps what was raised in any case: in 4 bits a network may be so far off at first that its outputs are no
+measure of what AdaRound makes of it.
 """
 LOSSES = """### Losses
 

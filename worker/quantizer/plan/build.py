@@ -22,7 +22,6 @@ rule 1, and on the specs at the end.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 import onnx_ir as ir
@@ -217,13 +216,16 @@ def _plan_tensors(
 
 
 def widen(plan: QuantizationPlan, facts: NodeFacts) -> None:
-    """Give tensors and weights that an algorithm has chosen more bits; the target's rules may take them back."""
+    """Give tensors and weights that an algorithm has chosen more bits; the target's rules may take them back.
+
+    Weights become int8 around zero, whatever they were: kernels of 8 bits want that, and there it costs little.
+    """
     for entry in plan.activations.values():
         if entry.source in facts.widened and entry.spec.dtype in WIDER:
             entry.spec = entry.spec.model_copy(update={"dtype": WIDER[entry.spec.dtype]})
     for weight in plan.weights.values():
         if weight.initializer in facts.widened and can_widen(weight):
-            weight.spec = weight.spec.model_copy(update={"dtype": re.sub(r"\d+", "8", weight.spec.dtype)})
+            weight.spec = weight.spec.model_copy(update={"dtype": "int8", "symmetric": True})
 
 
 def can_widen(weight: WeightPlan) -> bool:

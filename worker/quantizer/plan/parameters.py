@@ -99,9 +99,12 @@ class Parameters:
         return index == 1 and (role in (Role.LINEAR, Role.STORED) or (role is not None and node.op_type == "PRelu"))
 
     def fill(self, *, threads: int = 1) -> list[str]:
-        """Quantize all weights and biases of a plan whose activations are filled; sentences for the report."""
+        """Quantize all weights and biases of a plan whose activations are filled; sentences for the report.
+
+        A weight that has a grid keeps it.
+        """
         plan, wide = self.plan, list[str]()
-        for weight in plan.weights.values():
+        for weight in (weight for weight in plan.weights.values() if weight.quantization is None):
             array = counted(self._array(weight.initializer), weight, plan)
             weight.quantization = weight_grid(array, weight.spec, weight.granularity, threads=threads)
             if weight.spec.scale == "float16" and fades_in_half(_free_scales(array, weight)):

@@ -140,10 +140,7 @@ def under_facts(draft: Draft, facts: NodeFacts, case: Case, services: Services, 
         if tensor in before.activations:
             activation.spec = before.activations[tensor].spec
     for name in kept:
-        plan.weights[name].spec, plan.weights[name].granularity = (
-            before.weights[name].spec,
-            before.weights[name].granularity,
-        )
+        plan.weights[name] = replace(before.weights[name])
     for name, bias in plan.biases.items():
         if name in before.biases:
             bias.spec, bias.reason = before.biases[name].spec, before.biases[name].reason
