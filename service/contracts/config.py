@@ -15,7 +15,7 @@ from service.contracts.algorithms import (
     algorithm_contradictions,
     with_levels,
 )
-from service.contracts.algorithms.union import ALGORITHMS
+from service.contracts.algorithms.union import ALGORITHMS, MaxSeconds
 from service.contracts.base import Contract
 from service.contracts.dataset import RandomCalibration
 from service.contracts.errors import InvalidConfigError, problem_summary
@@ -229,15 +229,7 @@ class QuantizationConfig(Contract):
             "channel keeps 8 of 256 steps. null: no check."
         ),
     )
-    max_seconds: float | None = Field(
-        default=None,
-        gt=0,
-        description=(
-            "Time limit of all algorithms together, in seconds; null: no limit. Behind it no algorithm begins, "
-            "reconstruction leaves layers as they are that it has not reached, and an algorithm that is judged with "
-            "all later steps is judged at once where they cannot run twice. The report says what was left out."
-        ),
-    )
+    max_seconds: MaxSeconds = None
     random_calibration: RandomCalibration | None = Field(
         default=None,
         description="Random inputs instead of a calibration dataset; shows nothing about accuracy.",

@@ -29,6 +29,7 @@ MAY_NAME = {
     "equalization/cross_layer.py": ({"Relu"}, _LIMITS),
     "equalization/channel_scaling.py": ({"Clip", "Relu"}, _LIMITS),
     "equalization/channel_graph.py": ({"PRelu"}, _SLOPES),
+    "equalization/stand_ins.py": ({"Sigmoid"}, "fits what stands for it in numpy"),
     "fallback/regions.py": ({"Softmax"}, "tells attention by it"),
     "finetune/gradient/network.py": ({"LayerNormalization"}, "its parameters may have more than one axis"),
     "graph/values.py": ({"Relu"}, "has no limits among its inputs"),

@@ -427,10 +427,9 @@ def _fill(original: ir.Model, origin_of: _Origin, case: Case, services: Services
     with services.stages.stage("prepare"):
         run.progress("prepare")
         prepared, notes = prepare_model(original, config)
-        notes = [*calibration_notes(case), *notes, *cpu_notes(config)]
     with services.stages.stage("plan"):
         run.progress("plan")
-        found = prepared, notes, plan_model(prepared, config)
+        found = prepared, [*calibration_notes(case), *notes, *cpu_notes(config)], plan_model(prepared, config)
         prepared, notes, planned = kept_alike(found, partial(origin_of.reloaded, config), case, services)
         run.check()
     draft = Draft(prepared, planned.plan, planned.plan_log, form=mode.form)
@@ -448,5 +447,4 @@ def _fill(original: ir.Model, origin_of: _Origin, case: Case, services: Services
     if config.mode == "static":
         case, told = settle_methods(prepared, plan, case, services)
         notes = [*notes, *told]
-    filled = mode.fill(draft, case, services)
-    return Quantizing(filled, case, services, PlanLog(notes, planned.edits), origin_of)
+    return Quantizing(mode.fill(draft, case, services), case, services, PlanLog(notes, planned.edits), origin_of)

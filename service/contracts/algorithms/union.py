@@ -37,6 +37,18 @@ Algorithm = Annotated[
     Field(discriminator="method"),
 ]
 
+MaxSeconds = Annotated[
+    float | None,
+    Field(
+        gt=0,
+        description=(
+            "Time limit of all algorithms together, in seconds; null: no limit. Behind it no algorithm begins, "
+            "reconstruction leaves layers as they are that it has not reached, and an algorithm that is judged with "
+            "all later steps is judged at once where they cannot run twice. The report says what was left out."
+        ),
+    ),
+]
+
 ALGORITHMS: dict[str, type[AlgorithmBase]] = {
     member.model_fields["method"].default: member for member in get_args(get_args(Algorithm)[0])
 }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from service.contracts.algorithms import AdaQuant, AdaRound
@@ -12,7 +14,7 @@ from service.contracts.errors import CanceledError
 from tests.unit.quantizer.search.benches import Listener, chain_of_convolutions, toolkit_for
 from tests.unit.quantizer.toolbox import config
 from worker.quantizer.finetune.step import MOST_TOLD, FinetuneStep, tell_layer
-from worker.quantizer.refine.step import StepResult
+from worker.quantizer.refine.step import StepResult, TimeLimit
 from worker.quantizer.run.checkpoint import CheckpointStore
 
 LAYERS = ["conv0", "conv1", "conv2", "dense"]
@@ -65,6 +67,24 @@ def test_a_second_attempt_tells_the_whole_curve_and_a_layer_without_an_error_no_
     tell_layer(run, "adaround", 1, 1, "conv", 0.0, 0.0)
     assert run.told == [("adaround", 1, {"error_before": 0.0, "error_after": 0.0, "error_left_percent": None})]
     assert run.words == ["adaround, layer 1 of 1, conv: error 0 -> 0"]
+
+
+def test_layers_that_the_time_does_not_reach_are_left_as_they_are() -> None:
+    class OfLayers(TimeLimit):
+        def allows(self, seconds: float = 0.0) -> bool:
+            return len(run.told) < 2
+
+    run = Listener()
+    draft, toolkit = toolkit_for(chain_of_convolutions(3), config(**W4), run=run)
+    change = FinetuneStep(AdaRound()).apply(draft, replace(toolkit, time_limit=OfLayers()))
+    assert list(change.errors) == LAYERS[:2]
+    assert "2 of 4 layers changed" in change.summary and "2 not reached within max_seconds" in change.summary
+    assert change.draft is not None
+    same = {
+        name: np.array_equal(draft.plan.weights[name].integers, weight.integers)
+        for name, weight in change.draft.plan.weights.items()
+    }
+    assert list(same.values()) == [False, False, True, True]
 
 
 @pytest.mark.parametrize("total", [1, MOST_TOLD, MOST_TOLD + 1, 5000])
