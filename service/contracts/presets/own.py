@@ -162,7 +162,7 @@ OWN_PRESETS = (
     ),
     _preset(
         "w4a8",
-        "uint8 activations, MinMax or least square error, uint4 weights per channel with zero points by least square error",
+        "uint8 activations, MinMax or least square error, uint4 weights per channel by least square error",
         "half the file of int8",
         (_EQUALIZED_AT_END, _RAISED, {"method": "adaround", "scale_refit": True}),
         activation=_TRIED,

@@ -112,7 +112,7 @@ def test_what_is_judged_at_the_end_is_judged_by_what_the_others_make_of_it(
 
 
 class JudgeOfSpoiled(Judge):
-    def loss(self, draft: Draft) -> str | None:
+    def loss(self, draft: Draft, *, lost_sqnr_db: float = 0.0) -> str | None:
         return "all is lost" if is_spoiled(draft) else None
 
 
@@ -164,7 +164,7 @@ class Short(TimeLimit):
 def test_behind_the_time_limit_nothing_begins_and_nothing_runs_twice(accept: str) -> None:
     draft, toolkit = toolkit_for(chain_of_convolutions(2))
     always = BiasCorrection(accept="always")
-    judge = JudgeOfSpoiled(toolkit.case, toolkit.services, 8)
+    judge = JudgeOfSpoiled(toolkit.case, toolkit.services, range(8))
     over = replace(toolkit, time_limit=TimeLimit.of(1e-9))
     drafts, outcomes = refine(
         draft, [Spoiler(always), Spoiler(BiasCorrection(accept=accept)), Spoiler(always)], over, judge
