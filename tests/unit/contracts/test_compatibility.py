@@ -265,6 +265,14 @@ def test_axes_that_vary_feed_axes_that_are_free() -> None:
     check_dataset(floats("n", 3, "h", "w"), pictures)
 
 
+def test_a_cache_may_be_empty_before_the_first_step_of_a_decoder() -> None:
+    d = varying((4, 2, None, 16), (2, 0, 16), (2, 9, 16))
+    cache = TensorInfo(name="x", dtype="float32", shape=("n", 2, "past", 16))
+    token = TensorInfo(name="token", dtype="float32", shape=("n", 2, "past", 16))
+    token_array = varying((4, 2, None, 16), (2, 1, 16), (2, 9, 16)).arrays["x"]
+    check_dataset(model(cache, token), d.model_copy(update={"arrays": {**d.arrays, "token": token_array}}))
+
+
 @pytest.mark.parametrize(
     ("m", "d", "code", "says", "hint"),
     [
