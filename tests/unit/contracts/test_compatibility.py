@@ -263,14 +263,9 @@ def test_axes_that_vary_feed_axes_that_are_free() -> None:
     check_dataset(floats(1, None, 80), whole)
     pictures = varying((4, None, None, 3), (5, 6, 3), (50, 60, 3), {"x": InputSpec(layout="NHWC", **IMAGENET)})
     check_dataset(floats("n", 3, "h", "w"), pictures)
-
-
-def test_a_cache_may_be_empty_before_the_first_step_of_a_decoder() -> None:
-    d = varying((4, 2, None, 16), (2, 0, 16), (2, 9, 16))
-    cache = TensorInfo(name="x", dtype="float32", shape=("n", 2, "past", 16))
-    token = TensorInfo(name="token", dtype="float32", shape=("n", 2, "past", 16))
-    token_array = varying((4, 2, None, 16), (2, 1, 16), (2, 9, 16)).arrays["x"]
-    check_dataset(model(cache, token), d.model_copy(update={"arrays": {**d.arrays, "token": token_array}}))
+    m, empty = floats("n", "length", 80), varying((4, None, 80), (0, 80), (9, 80))  # a cache before the first step
+    both = model(*m.inputs, m.inputs[0].model_copy(update={"name": "y"}))
+    check_dataset(both, empty.model_copy(update={"arrays": {**empty.arrays, "y": d.arrays["x"]}}))
 
 
 @pytest.mark.parametrize(
