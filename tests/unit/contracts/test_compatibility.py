@@ -263,6 +263,9 @@ def test_axes_that_vary_feed_axes_that_are_free() -> None:
     check_dataset(floats(1, None, 80), whole)
     pictures = varying((4, None, None, 3), (5, 6, 3), (50, 60, 3), {"x": InputSpec(layout="NHWC", **IMAGENET)})
     check_dataset(floats("n", 3, "h", "w"), pictures)
+    m, empty = floats("n", "length", 80), varying((4, None, 80), (0, 80), (9, 80))  # a cache before the first step
+    both = model(*m.inputs, m.inputs[0].model_copy(update={"name": "y"}))
+    check_dataset(both, empty.model_copy(update={"arrays": {**empty.arrays, "y": d.arrays["x"]}}))
 
 
 @pytest.mark.parametrize(

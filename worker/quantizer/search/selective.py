@@ -122,9 +122,18 @@ class Candidates:
         draft: filled.
         errors: of its tensors.
         plan: makes the plan in which nodes of these names stay in float.
+        on_integers: layers compute on integers; else their work costs no more in float.
     """
 
-    def __init__(self, draft: Draft, errors: OutputErrors, plan: Callable[[Collection[str]], QuantizationPlan]) -> None:
+    def __init__(
+        self,
+        draft: Draft,
+        errors: OutputErrors,
+        plan: Callable[[Collection[str]], QuantizationPlan],
+        *,
+        on_integers: bool = True,
+    ) -> None:
+        self._on_integers = on_integers
         self._graph, self._plan, self._errors, self._plan_without = draft.graph, draft.plan, errors, plan
         self._layers = {layer.node: layer for layer in find_layers(draft.graph, draft.plan)}
         self._nodes = {node_name(node): node for node in draft.graph}
@@ -234,7 +243,8 @@ class Candidates:
         return entry
 
     def _work(self, name: str) -> int:
-        return multiply_adds(self._nodes[name]) if self._layers[name].weight is not None else 0
+        counts = self._on_integers and self._layers[name].weight is not None
+        return multiply_adds(self._nodes[name]) if counts else 0
 
 
 def stored_bytes(weight: WeightPlan, values: int) -> float:
@@ -264,15 +274,24 @@ def best_by_the_byte(
 
 
 def smallest_set(
-    candidates: Sequence[Raise], errors: OutputErrors, *, most_bytes: float, most_multiply_adds: float
+    candidates: Sequence[Raise],
+    errors: OutputErrors,
+    *,
+    most_bytes: float,
+    most_multiply_adds: float,
+    worth_db: float,
 ) -> list[Raise]:
-    """The fewest of the candidates that bring most of what all of them bring within the budget."""
+    """The fewest of the candidates that bring most of what all of them bring within the budget.
+
+    What they leave out would bring less than ``worth_db``, which is worth its bytes.
+    """
     order: list[Raise] = []
     reached = [errors.without(())]
     left = list(candidates)
     while left:
         removed = {tensor for one in order for tensor in one.removed}
         spent = sum(one.size_bytes for one in order), sum(one.multiply_adds for one in order)
+        least = _LEAST_SHARE * max(1.0 - errors.share(removed), _LEAST_SHARE)  # of what is left
 
         def cost(one: Raise) -> float:
             return _part(one.size_bytes, most_bytes) + _part(one.multiply_adds, most_multiply_adds)
@@ -282,7 +301,7 @@ def smallest_set(
             for one in left
             if one.size_bytes + spent[0] <= most_bytes
             and one.multiply_adds + spent[1] <= most_multiply_adds
-            and errors.share(one.removed - removed) >= _LEAST_SHARE
+            and errors.share(one.removed - removed) >= least
         ]
         if not left:
             break
@@ -291,19 +310,21 @@ def smallest_set(
         order.append(best)
         reached.append(errors.without(removed | best.removed))
     gains = [db - reached[0] for db in reached]
-    count = next(k for k, gain in enumerate(gains) if gain >= _ENOUGH * max(gains))
-    return _pruned(order[:count], errors)
+    wanted = max(_ENOUGH * max(gains), max(gains) - worth_db)
+    count = next(k for k, gain in enumerate(gains) if gain >= wanted)
+    return _pruned(order[:count], errors, worth_db)
 
 
 def _part(cost: float, budget: float) -> float:
     return cost / budget if budget else 0.0
 
 
-def _pruned(chosen: list[Raise], errors: OutputErrors) -> list[Raise]:
+def _pruned(chosen: list[Raise], errors: OutputErrors, worth_db: float) -> list[Raise]:
     """Without those that bring next to nothing beside the others, the dearest first."""
+    all_bring = min(errors.gain_db(chosen), worth_db / (1.0 - _ENOUGH))
     for one in sorted(chosen, key=lambda one: (-one.size_bytes, -one.multiply_adds)):
         rest = [other for other in chosen if other is not one]
-        if errors.gain_db(chosen) - errors.gain_db(rest) < _PULLS_ITS_WEIGHT * errors.gain_db(chosen):
+        if errors.gain_db(chosen) - errors.gain_db(rest) < _PULLS_ITS_WEIGHT * all_bring:
             chosen = rest
     return chosen
 
@@ -373,7 +394,7 @@ class SelectivePrecisionStep(Step[SelectivePrecision]):
             kept = facts.with_kept_float(dict.fromkeys(nodes, MOST_ERROR()))
             return draft.form.plan(draft.graph, config, kept, PlanLog())
 
-        candidates = Candidates(draft, errors, planned)
+        candidates = Candidates(draft, errors, planned, on_integers=config.mode != "weights_only")
         most_bytes, least_db_per_byte = spec.max_weight_growth * candidates.weight_bytes, candidates.db_per_byte
         if spec.max_weight_bytes is not None:  # all of it may be spent
             most_bytes, least_db_per_byte = max(spec.max_weight_bytes - candidates.weight_bytes, 0.0), 0.0
@@ -384,12 +405,13 @@ class SelectivePrecisionStep(Step[SelectivePrecision]):
         if errors.gain_db(widened) < spec.min_gain_db:
             widened = []
         most_bytes -= sum(one.size_bytes for one in widened)
+        budget = {"most_bytes": most_bytes, "most_multiply_adds": most_work, "worth_db": spec.min_gain_db}
         rest, taken = errors.after(widened), {name for one in widened for name in one.nodes}
         found = [one for one in candidates.in_float(most_bytes, most_work) if not one.nodes & taken]
-        in_float = smallest_set(found, rest, most_bytes=most_bytes, most_multiply_adds=most_work)
+        in_float = smallest_set(found, rest, **budget)
         if rest.gain_db(in_float) >= spec.min_gain_db:  # if all goes well: planning tells
             found = candidates.planned(found)
-            in_float = smallest_set(found, rest, most_bytes=most_bytes, most_multiply_adds=most_work)
+            in_float = smallest_set(found, rest, **budget)
         chosen = [*widened, *(in_float if rest.gain_db(in_float) >= spec.min_gain_db else ())]
         gain_db = errors.gain_db(chosen)
         if not chosen:

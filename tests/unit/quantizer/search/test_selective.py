@@ -221,7 +221,7 @@ def test_the_smallest_set_within_the_budget() -> None:
     errors = OutputErrors({("weight", name): {"y": value} for name, value in noise.items()}, {"y": sum(noise.values())})
 
     def chosen(candidates: list[Raise], most_bytes: float = 100.0, most_work: int = 100) -> set[str]:
-        found = smallest_set(candidates, errors, most_bytes=most_bytes, most_multiply_adds=most_work)
+        found = smallest_set(candidates, errors, most_bytes=most_bytes, most_multiply_adds=most_work, worth_db=1.0)
         return {name for raised in found for name in raised.nodes}
 
     assert chosen([one("a", 200), one("b", 90), one("c", 20)]) == {
@@ -232,6 +232,10 @@ def test_the_smallest_set_within_the_budget() -> None:
     assert chosen([one("e", 1)]) == set()  # too little of the error
     assert chosen([one("a", 1), one("b", 1), one("c", 1), one("d", 1)]) == {"a", "b", "c", "d"}
     assert chosen([]) == set()
+    # behind one that holds nearly all, others count by what is left: two decibels are worth their bytes
+    loud = OutputErrors({("weight", name): {"y": noise} for name, noise in (("a", 0.9), ("b", 0.04))}, {"y": 0.99})
+    found = smallest_set([one("a", 1), one("b", 1)], loud, most_bytes=100.0, most_multiply_adds=100, worth_db=1.0)
+    assert len(found) == 2
     # more bits are worth what the budget buys
     bought = best_by_the_byte([one("a", 90), one("b", 20), one("c", 70), one("d", 10)], errors, most_bytes=100.0)
     assert {name for raised in bought for name in raised.nodes} == {"b", "d", "c"}
