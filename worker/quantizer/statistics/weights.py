@@ -31,6 +31,8 @@ _OCTAVES = 24
 _HOPELESS, _HOPELESS_RAGGED = 4.0, 32.0
 # How often the two ends of asymmetric ranges are taken in turn.
 _ROUNDS, _ROUNDS_LARGE = 2, 1
+# One end alone starts from the best of both: steps are so many times wider there, and made finer like all others.
+_WIDER_ALONE = 8
 _NOISE = np.float64(1e-6)
 
 
@@ -60,9 +62,10 @@ def least_squares_range(
         search = _Search(groups, low, high, family, least_gain=_NOISE)
         search.line(np.array([1.0, 1.0]), per_octave)
         if not family.symmetric:
+            alone = max(per_octave // _WIDER_ALONE, _PER_OCTAVE_LARGE)
             for _ in range(_ROUNDS_LARGE if per_octave == _PER_OCTAVE_LARGE else _ROUNDS):
-                search.line(np.array([1.0, 0.0]), per_octave)
-                search.line(np.array([0.0, 1.0]), per_octave)
+                search.line(np.array([1.0, 0.0]), alone)
+                search.line(np.array([0.0, 1.0]), alone)
         return search.found
 
     return _of_usable(groups, low, high, find)
