@@ -170,7 +170,8 @@ class SelectivePrecision(AlgorithmBase):
         le=1.0,
         description=(
             "Budget: largest share of the multiply-accumulates of layers with weights that may return to float. "
-            "Products of two activations do not count: integers hardly make them faster."
+            "Products of two activations do not count: integers hardly make them faster. In mode weights_only nothing "
+            "counts: all layers compute in float."
         ),
     )
     min_gain_db: float = Field(
