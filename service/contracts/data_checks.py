@@ -189,7 +189,7 @@ def random_data_of(config: QuantizationConfig, *, pointer: str = CALIBRATION_POI
     """
     if config.random_calibration is not None:
         return config.random_calibration
-    learning = [algorithm.method for algorithm in config.algorithms if algorithm.needs_data]
+    learning = [algorithm.method for algorithm in config.algorithms if algorithm.cannot_do_without_data]
     if config.mode != "static" and not learning:
         return RandomCalibration()
     methods = ", ".join(learning)

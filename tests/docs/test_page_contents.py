@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from service.batches.schemas import BatchCreate
-from service.contracts.algorithms.union import ALGORITHMS
 from service.contracts.config import parse_config
 from service.contracts.dataset import ArraySummary, PreprocessingSpec
 from service.contracts.evaluation import EvaluationSpec
@@ -92,7 +91,7 @@ def test_the_presets_of_weights_are_there() -> None:
     assert named
     for name in named:
         assert PRESETS[name].settings["mode"] in ("weights_only", "dynamic")
-        learns = any(ALGORITHMS[step["method"]].needs_data for step in PRESETS[name].settings["algorithms"])
+        learns = any(algorithm.cannot_do_without_data for algorithm in parse_config({"preset": name}).algorithms)
         assert learns == (name == "int4_weights_accurate")
 
 

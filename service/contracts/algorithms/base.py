@@ -68,6 +68,11 @@ class AlgorithmBase(Contract):
         return LOST_SQNR_DB
 
     @property
+    def cannot_do_without_data(self) -> bool:
+        """True if it is an error to run it without calibration data; what waits for a loss is left out instead."""
+        return self.needs_data and self.when == "always"
+
+    @property
     def is_judged(self) -> bool:
         """True if it is kept only where it makes the model no worse."""
         return self.accept != "always"

@@ -7,7 +7,6 @@ import typer
 from typer.testing import CliRunner
 
 from service.cli import register
-from service.contracts.algorithms.union import ALGORITHMS
 from service.contracts.config import QuantizationConfig, parse_config
 from service.contracts.data_checks import check_data_given
 from service.contracts.errors import CalibrationMissingError
@@ -41,7 +40,7 @@ RANGELESS = {
     name
     for name, preset in PRESETS.items()
     if preset.settings.get("mode", "static") != "static"
-    and not any(ALGORITHMS[step["method"]].needs_data for step in preset.settings.get("algorithms", ()))
+    and not any(algorithm.cannot_do_without_data for algorithm in QuantizationConfig(preset=name).algorithms)
 }
 
 

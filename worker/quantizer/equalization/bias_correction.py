@@ -71,12 +71,12 @@ class BiasCorrectionStep(Step[BiasCorrection]):
     def apply(self, draft: Draft, toolkit: Toolkit) -> StepResult:
         """The draft with corrected biases."""
         places = make_places(draft, toolkit.case.config, insert_add=self.spec.insert_add)
-        plan, notes = places.draft.plan.copy(), list[str]()
-        if self.spec.mode == "full":
+        plan, notes, nodes = places.draft.plan.copy(), list[str](), list[str]()
+        if self.spec.mode == "full" and places.found:
             with Walk(places.draft.prepared, plan, Feed.of(toolkit, samples=self.spec.data_size)) as walk:
                 nodes = list(correct_by_walking(walk, places.found, places.left, toolkit.services.run))
                 notes = walk.notes
-        else:
+        elif places.found:
             nodes = _correct_in_closed_form(places, Parameters(places.draft.graph, plan), self._means(draft))
         if not nodes:
             return StepResult.nothing(NO_BIAS.saying("; ".join([NO_BIAS.template, *_told(places)])))

@@ -17,6 +17,12 @@ from worker.quantizer.refine.step import Step, StepResult, Toolkit
 OUT_OF_TIME = declare(
     "out-of-time", "max_seconds was over before it", hint="Raise max_seconds, or list fewer algorithms.", by_design=True
 )
+NO_DATA = declare(
+    "no-data-for-it",
+    "without calibration data nobody knows what is lost, and it has nothing to learn from",
+    hint="Give calibration data.",
+    by_design=True,
+)
 NO_LOSS = declare("no-loss-left", "the model so far loses nothing that matters on held-back samples", by_design=True)
 
 
@@ -56,6 +62,8 @@ def _applied(step: Step[Any], draft: Draft, toolkit: Toolkit, judge: Judge) -> T
         return Tried(draft, StepResult.nothing(OUT_OF_TIME()), kept=False)
     if step.spec.when == "always":
         return _best(step, draft, toolkit, judge)
+    if step.spec.needs_data and toolkit.case.calibration.is_random:
+        return Tried(draft, StepResult.nothing(NO_DATA()), kept=False)
     with toolkit.services.stages.stage(f"{step.method} acceptance"):
         loss = judge.loss(draft, lost_sqnr_db=step.spec.lost_sqnr_db)
     if loss is None:

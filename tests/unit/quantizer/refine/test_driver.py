@@ -22,7 +22,7 @@ from tests.unit.quantizer.toolbox import config, data, network, quantize_file, r
 from worker.quantizer.evaluation.compare import layer_distances
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.refine.draft import Draft
-from worker.quantizer.refine.driver import NO_LOSS, OUT_OF_TIME, refine
+from worker.quantizer.refine.driver import NO_DATA, NO_LOSS, OUT_OF_TIME, refine
 from worker.quantizer.refine.judge import SQNR_WORSE, Judge
 from worker.quantizer.refine.step import Step, StepResult, TimeLimit, Toolkit
 from worker.quantizer.run.checkpoint import CheckpointStore
@@ -127,6 +127,14 @@ def test_what_runs_on_a_loss_is_skipped_where_there_is_none(before: type[Spoiler
     assert (last.summary, last.reason_code) == (
         ("all is lost: repaired", None) if runs else (NO_LOSS().words, NO_LOSS.code)
     )
+
+
+def test_what_learns_from_data_on_a_loss_is_left_out_where_inputs_are_made_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    draft, toolkit = toolkit_for(chain_of_convolutions(2))
+    monkeypatch.setattr(toolkit.case.calibration, "is_random", True, raising=False)
+    steps = [Spoiler(BiasCorrection(accept="always")), Repairer(BiasCorrection(accept="always", when="loss"))]
+    _, outcomes = refine(draft, steps, toolkit, JudgeOfSpoiled(toolkit.case, toolkit.services, range(8)))
+    assert [outcome.reason_code for outcome in outcomes] == [None, NO_DATA.code]
 
 
 @each(
