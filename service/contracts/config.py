@@ -31,6 +31,7 @@ from service.contracts.specs import (
     TensorRange,
     WeightSpec,
     has_integer_kernels,
+    is_same_kind,
     merged,
     with_calibration,
 )
@@ -61,8 +62,6 @@ __all__ = [
     "parse_config",
 ]
 
-
-# A config document in full: what it leaves out, taken from its preset and from its own specs.
 
 # Where the rest of an override's spec is taken from.
 _SPEC_OF = {"activation": "activation", "input_activation": "activation", "weight": "weight", "bias": "bias"}
@@ -224,9 +223,8 @@ class QuantizationConfig(Contract):
         gt=1.0,
         le=1e6,
         description=(
-            "Threshold for outlier channels, as a multiple of the median channel's range: the report names them, "
-            "and outlier_channels treats them, if they are at most a tenth of the channels. At 32 a typical "
-            "channel keeps 8 of 256 steps. null: no check."
+            "Threshold for outlier channels, as a multiple of the median channel's range: the report names them, and "
+            "outlier_channels treats them, if few. At 32 a typical channel keeps 8 of 256 steps. null: no check."
         ),
     )
     max_seconds: MaxSeconds = None
@@ -414,11 +412,12 @@ def with_ranges(
 def patched(document: Any, patch: Any) -> Any:
     """``document`` with a merge patch applied (RFC 7396, section 2); both stay as they are.
 
-    Objects are merged, null removes a key, and everything else, lists included, is replaced whole.
+    Objects are merged, null removes a key, and everything else, lists included, is replaced whole; beyond the RFC, so
+    is an object that gets another ``method`` or ``kind``.
     """
     if not isinstance(patch, Mapping):
         return patch
-    result = dict(document) if isinstance(document, Mapping) else {}
+    result = dict(document) if isinstance(document, Mapping) and is_same_kind(document, patch) else {}
     for key, value in patch.items():
         if value is None:
             result.pop(key, None)
@@ -433,7 +432,8 @@ def patch_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[s
     for key, new in after.items():
         old = before.get(key)
         if old != new:
-            patch[key] = patch_between(old, new) if isinstance(old, Mapping) and isinstance(new, Mapping) else new
+            merges = isinstance(old, Mapping) and isinstance(new, Mapping) and is_same_kind(old, new)
+            patch[key] = patch_between(old, new) if merges else new  # type: ignore[arg-type]
     return patch
 
 

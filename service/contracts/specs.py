@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
@@ -363,14 +363,19 @@ class BiasSpec(Contract):
 
 
 def with_calibration(activation: Any) -> Any:
-    """A given spec of activations; one that names a 4-bit type and no calibration gets least square error.
+    """A given spec of activations with the calibration of a type that it names, if it names none itself.
 
+    Types of 4 bits get least square error, blocks none of the preset's, as their exponents come from the data itself.
     16 levels spread over the extremes leave a network next to nothing: KWT-1 falls from 97.4 to 13.7 % with ``minmax``
     and to 80.9 with ``mse``.
     """
-    if isinstance(activation, dict) and activation.get("dtype") in _FEW_LEVELS and "calibration" not in activation:
+    if not isinstance(activation, dict) or "calibration" in activation:
+        return activation
+    dtype = activation.get("dtype")
+    if dtype in _FEW_LEVELS:
         return {**activation, "calibration": {"method": "mse"}}
-    return activation
+    block = isinstance(dtype, str) and dtype in NUMBER_TYPES and is_block(dtype)
+    return {**activation, "calibration": {"method": "minmax"}} if block else activation
 
 
 def _check_scale(dtype: str, scale: str, method: str) -> None:
@@ -380,6 +385,11 @@ def _check_scale(dtype: str, scale: str, method: str) -> None:
         raise ValueError("calibration non_overflow needs scale power_of_two")
     if is_block(dtype) and method != "minmax":
         raise ValueError(f"{dtype} is not calibrated: its exponents come from the data itself; leave calibration out")
+
+
+def is_same_kind(base: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
+    """False if ``given`` names another ``method`` or ``kind``: the other keys of ``base`` belong to its own."""
+    return all(given.get(word, base.get(word)) == base.get(word) for word in ("method", "kind"))
 
 
 def merged(defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
@@ -392,11 +402,7 @@ def merged(defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
         base = result.get(key)
         if key == "algorithms" and isinstance(value, list | tuple):
             result[key] = [_completed(entry, base or ()) for entry in value]
-        elif (
-            isinstance(base, dict)
-            and isinstance(value, dict)
-            and all(value.get(word, base.get(word)) == base.get(word) for word in ("method", "kind"))
-        ):
+        elif isinstance(base, dict) and isinstance(value, dict) and is_same_kind(base, value):
             result[key] = merged(base, value)
         else:
             result[key] = value

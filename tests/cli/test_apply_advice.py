@@ -21,7 +21,7 @@ TRIED = {
 }  # fmt: skip
 UNTRIED = {
     "code": "searched-ranges", "because": "outliers", "message": "Search (not tried).", "status": "untried",
-    "config": {"activation": {"calibration": {"method": "mse", "moving_average": None}}},
+    "config": {"activation": {"calibration": {"method": "mse", "candidates": None}}},
 }  # fmt: skip
 BY_HAND = {**UNTRIED, "code": "more-calibration-data", "config": {}}
 

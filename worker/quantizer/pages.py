@@ -75,9 +75,10 @@ quantmill apply-advice report.json --number 1 --output config.json
 quantmill quantize model.onnx --config config.json ...
 ```
 
-`advice[].config` is a JSON merge patch (RFC 7396) of `manifest.config`: lists such as `algorithms` are replaced
-whole. The target and its options are never changed, except the option for x86 CPUs without VNNI, and nothing is advised
-that the target's rules would undo: each fragment is planned on the network before it is listed.
+`advice[].config` is a JSON merge patch (RFC 7396) of `manifest.config`; lists such as `algorithms`, and objects that
+get another `method` or `kind`, are replaced whole. The target and its options are never changed, except the option for
+x86 CPUs without VNNI, and nothing is advised that the target's rules would undo: each fragment is planned on the
+network before it is listed.
 `config` is empty for advice that is not a configuration change.
 
 ## Tried or untried

@@ -324,3 +324,12 @@ def test_a_config_takes_a_patch_and_is_whole_again() -> None:
     assert patched(before, patch_between(before, after)) == after, "null is no value that stays behind"
     with pytest.raises(InvalidConfigError, match="granularity"):
         advised_config(parse_config({}), {"weight": {"granularity": "per_galaxy"}})
+
+
+def test_a_patch_that_names_another_method_needs_no_word_on_the_keys_of_the_old_one() -> None:
+    config = parse_config({"preset": "int8"})
+    for method in ("minmax", "mse", "percentile"):
+        advised = advised_config(config, {"activation": {"calibration": {"method": method}}})
+        assert advised.activation.calibration.method == method
+        before, after = (one.model_dump(mode="json") for one in (config, advised))
+        assert parse_config(patched(before, patch_between(before, after))) == advised

@@ -186,11 +186,12 @@ def correct_by_walking(
             left[visit.name] = "it has no values on the data, or such beyond float32"
             continue
         activation, limited = activation_behind(visit.node, walk.plan)
+        change = activation(sample.expected) - limited(sample.found)
         if place.owner is visit.node:
             shift = bias_shift(sample, activation, limited)
         else:  # what is added comes behind the integers
-            shift = (activation(sample.expected) - limited(sample.found)).mean(axis=0, dtype=np.float64)
-        shift *= certainty(activation(sample.expected) - limited(sample.found), sample.owners)
+            shift = change.mean(axis=0, dtype=np.float64)
+        shift *= certainty(change, sample.owners)
         if shift.any():
             place.add(walk.parameters, place.of(walk.parameters).present, shift)
             yield visit.name

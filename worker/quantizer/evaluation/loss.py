@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from service.contracts.algorithms.base import LOST_SQNR_DB
+from service.contracts.costs import spread
 from worker.quantizer.evaluation.metrics import Distance
 from worker.quantizer.evaluation.metrics.distances import are_probabilities, class_scores
 
@@ -37,7 +38,6 @@ LOST_DECISIONS_PERCENT = 0.5
 # Classes that compete for a decision: the noise of all others says nothing of it.
 _COMPETING = 10
 _ROWS_OF_BATCH, _MOST_ROWS = 512, 8192  # that are taken of a batch, and kept
-_GOLDEN = 0.618
 _NOISES = 32  # that a margin meets
 _NO_SAMPLE = -1
 _LEAST_PROBABILITY = 1e-6
@@ -53,13 +53,13 @@ class DecisionNoise:
         self._pairs: list[Array] = []  # scores of the competing classes, float64 [2, rows, classes]: float, other
         self._owners: list[Array] = []  # sample of each row, -1 where its change would change no sequence
         self._count, self._every = 0, 1
-        self._samples, self._steps = 0, 0.0  # of sequences; steps per row that is kept
+        self._samples = self._steps = 0  # of sequences
         self._is_finite = True
 
     def update(self, expected: Array, got: Array) -> None:
         """Take in one batch of scores [..., classes]; [n, classes, height, width] for maps."""
         rows, twins = _rows(expected), _rows(got)
-        kept = _spread_over(len(rows))[:: self._every]
+        kept = np.asarray(spread(len(rows), _ROWS_OF_BATCH), int)[:: self._every]
         if not len(kept):
             return
         if _is_sequence(expected):
@@ -88,21 +88,21 @@ class DecisionNoise:
     @property
     def changed_percent(self) -> float:
         """Expected share of other decisions."""
-        return 100.0 * float(self._chances(spread=True).mean()) if self._pairs else 0.0
+        return 100.0 * float(self._chances(evenly=True).mean()) if self._pairs else 0.0
 
     @property
     def changed_sequences_percent(self) -> float | None:
         """Expected share of samples with another sequence of decisions; None where a sample has one decision."""
         if not self._samples:
             return None
-        owners, chances = np.concatenate(self._owners), self._chances(spread=False)
+        owners, chances = np.concatenate(self._owners), self._chances(evenly=False)
         counted = owners != _NO_SAMPLE
         weights = chances[counted] * (self._steps / len(owners))
         expected = np.bincount(owners[counted], weights=weights, minlength=self._samples)
         return 100.0 * float(-np.expm1(-expected).mean())
 
-    def _chances(self, *, spread: bool) -> Array:
-        """Chance of each row to be decided otherwise; with the smallest margins as they are, or ``spread`` evenly."""
+    def _chances(self, *, evenly: bool) -> Array:
+        """Chance of each row to be decided otherwise; with the smallest margins as they are, or spread ``evenly``."""
         rows, twins = _centered(np.concatenate(self._pairs, axis=1))
         power = float(np.square(rows).sum())
         gain = float((rows * twins).sum()) / power if power and self._is_finite else 0.0
@@ -113,7 +113,7 @@ class DecisionNoise:
         winner, runner_up = np.moveaxis(np.argpartition(-rows, 1, axis=1)[:, :2], 1, 0)
         margins = gain * _between(rows, winner, runner_up)
         order, smallest = np.argsort(margins), min(len(margins), max(_FEWEST, round(_SMALLEST * len(margins))))
-        if spread:
+        if evenly:
             even = (np.arange(smallest) + 0.5) / smallest
             margins[order[:smallest]] = margins[order[smallest - 1]] * even
         wider = _between(errors, winner, runner_up)
@@ -195,14 +195,6 @@ def _scores(output: Array) -> Array:
     if scores is None:
         raise ValueError("an output without classes")
     return scores
-
-
-def _spread_over(count: int) -> Array:
-    """Places of some of so many rows, in order: at no fixed distance, which might be that of a pattern."""
-    wanted = min(count, _ROWS_OF_BATCH)
-    number = np.arange(wanted)
-    found: Array = ((number + number * _GOLDEN % 1.0) * (count / max(wanted, 1))).astype(int)
-    return found if wanted < count else number
 
 
 def _is_sequence(output: Array) -> bool:

@@ -60,9 +60,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         quantizer.load_ft_param()
     with pytest.raises(StageError, match="did not call quant_model"):
         quantizer.fast_finetune(lambda: None, ())
-    quantizer.fast_finetune(feed, (quantizer.quant_model, IMAGES[:32]))
-    feed(quantizer.quant_model, IMAGES)
-    assert torch.equal(quantizer.quant_model(IMAGES[:3]), net(IMAGES[:3]))
+    quantizer.fast_finetune(feed, (quantizer.quant_model, IMAGES[:48]))
+    feed(quantizer.quant_model, IMAGES[:-3])
+    assert torch.equal(quantizer.quant_model(IMAGES[-3:]), net(IMAGES[-3:]))
     quantizer.export_quant_config()
     assert quantizer.report is not None
     methods = [algorithm.method for algorithm in quantizer.report.algorithms]
@@ -127,7 +127,7 @@ def test_one_process_quantizes_tests_and_deploys(folder: Path, tmp_path: Path) -
             quantizer.deploy(feed, (model, IMAGES), fmt)
     with pytest.raises(InvalidRequestError, match="fmt is 'tflite'"):
         quantizer.deploy(feed, (model, IMAGES), "tflite")
-    quantizer.quantize(feed, (model, IMAGES), ft_args=(model, IMAGES[:32]))
+    quantizer.quantize(feed, (model, IMAGES), ft_args=(model, IMAGES[:48]))
     tested = quantizer.test(lambda model: model(IMAGES), (model,))
     other = torch_quantizer("test", Net(), (IMAGES[:4],), output_dir=folder, target=TARGET)
     assert torch.equal(other.test(lambda model: model(IMAGES), (other.quant_model,)), tested)
