@@ -255,6 +255,7 @@ class QuantizationAwareTraining(AlgorithmBase):
 
     place = 6
     final = True
+    modes = ("static", "weights_only")
     choice = "the weights and scales that qat has trained"
 
     method: Literal["qat"] = "qat"
@@ -286,6 +287,16 @@ class QuantizationAwareTraining(AlgorithmBase):
     )
     batch_size: int = Field(default=32, ge=1, le=4096, description="Batch size, in samples.")
     data_size: int | None = Field(default=None, ge=4, description="Number of samples; null: the whole calibration set.")
+    generated_samples: int = Field(
+        default=0,
+        ge=0,
+        le=1_000_000,
+        description=(
+            "Language models: sequences drawn from the float model's own distribution (LLM-QAT), to learn from beside"
+            " the calibration data; each takes a run of the float model per token. Refused where the model reads more"
+            " than token ids, or returns no scores of the next token."
+        ),
+    )
     augmentations: tuple[Augmentation, ...] = Field(
         default=(), max_length=16, description="Augmentations, in the order applied."
     )
@@ -306,7 +317,7 @@ class QuantizationAwareTraining(AlgorithmBase):
         ),
     )
     zero_points: Literal["fixed", "learned"] = Field(
-        default="fixed", description="Zero points of asymmetric activations; learned: trained like scales."
+        default="fixed", description="Zero points of asymmetric activations and weights; learned: trained like scales."
     )
     freeze_oscillations: bool = Field(
         default=True,

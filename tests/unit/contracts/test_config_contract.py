@@ -219,7 +219,6 @@ def test_adaround_needs_integers_and_a_reduced_range_a_bit_to_spare() -> None:
         ({"target_options": {"x86_without_vnni": True}}, "/target_options", "set weight.reduce_range"),
         ({"target_options": {"float_heads": False}}, "/target_options", "remove float_heads"),
         (methods(CLE), "/algorithms", "remove cross_layer_equalization"),
-        (methods("qat"), "/algorithms", "remove qat"),
         ({"tensor_ranges": {"x": {"minimum": 0, "maximum": 1}}}, "/tensor_ranges", "no calibrated ranges"),
         ({"format": "qoperator"}, "/format", "needs mode static"),
     ],
@@ -235,7 +234,8 @@ def test_each_mode_runs_the_algorithms_that_have_something_to_do_in_it() -> None
     for mode, own in (("dynamic", "smooth_quant"), ("weights_only", "awq")):
         assert parse_config({"mode": mode, **methods(own, "bias_correction", "adaround")}).algorithms
         ((_, message),) = problems({"mode": mode, **methods("outlier_channels")})
-        known = f"{own}, bias_correction, adaround, adaquant, selective_precision"
+        training = "qat, " if mode == "weights_only" else ""
+        known = f"{own}, bias_correction, adaround, adaquant, {training}selective_precision"
         assert f"mode {mode} runs no algorithms but {known}; remove outlier_channels" in message
     ((_, message),) = problems(methods("awq"))
     assert "mode static runs no algorithms but " in message and "remove awq" in message

@@ -150,6 +150,11 @@ class TimeLimit:
         """One that ends so long from now."""
         return cls(None if seconds is None else time.monotonic() + seconds)
 
+    @property
+    def left(self) -> float | None:
+        """Seconds from now, not below 0; None: there is no limit."""
+        return None if self.end is None else max(self.end - time.monotonic(), 0.0)
+
     def allows(self, seconds: float = 0.0) -> bool:
         """True if so much more time is left."""
         return self.end is None or time.monotonic() + seconds < self.end

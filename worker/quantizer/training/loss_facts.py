@@ -42,6 +42,7 @@ class OutputFacts:
     labels_name: str | None = None  # of the array of labels; None if there is none
     # largest class number of the labels; None if they are no class numbers, one per sample
     largest_class: int | None = None
+    next_tokens: str | None = None  # the output that scores the next token of a text; None: none is known to
 
     @staticmethod
     def of(outputs: Sequence[TensorInfo], evaluation: EvaluationSpec, data: OpenDataset) -> OutputFacts:
@@ -93,6 +94,8 @@ class OutputFacts:
         metric = self.classification(output)
         if metric is not None:
             return "kl", f"metric {metric.name} reads classes from it"
+        if output == self.next_tokens:
+            return "kl", "it scores the next token"
         if labelled:
             return "kl", "its classes have labels"
         # what graphs and functions read an output as is not known

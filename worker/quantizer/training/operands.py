@@ -18,6 +18,7 @@ from worker.quantizer.ops.linear import CONVOLUTIONS, LinearNode, linear_view
 from worker.quantizer.ops.table import operator
 from worker.quantizer.plan.grids import scale_of_channel
 from worker.quantizer.plan.parameters import Parameter, Parameters
+from worker.quantizer.plan.rules.functions import gains
 from worker.quantizer.plan.types import BiasPlan, QuantizationPlan, WeightPlan
 
 _ROUNDED, _HELD, _MOVED = "\0rounded", "\0held", "\0moved"
@@ -54,6 +55,8 @@ class OperandNames:
         self._graph, self._plan = graph, plan
         self._parameters = Parameters(graph, plan)
         self._values = {name_of(value): value for value in _activations(graph)}
+        self._gains = {node_name(node) for node in gains(graph)}
+        self._tied = {name for entry in plan.weights.values() if entry.tied for name in (entry.initializer, entry.tied)}
         self.held: dict[str, TrainedParameter] = {}  # the parameters that were named, by key
         # constants that the plan has in the place of initializers, float32 as their grids represent them, by key
         self.moved: dict[str, np.ndarray] = {}
@@ -136,7 +139,9 @@ class OperandNames:
     def _is_trained(self, node: ir.Node, index: int, now: Parameter, bias: BiasPlan | None) -> bool:
         if now.original.dtype != np.float32 or now.original.size == 0:
             return False
-        planned = bias is not None or self._parameters.is_stored(node, index)
+        if self._parameters.is_stored(node, index) and name_of(node.inputs[index]) in self._tied:  # type: ignore[arg-type]
+            return False  # a table and the layer that reads it would no longer be one tensor in the file
+        planned = bias is not None or self._parameters.is_stored(node, index) or node_name(node) in self._gains
         return (planned and now.original.size > 1) or index in operator(node.op_type).trained
 
     def _bias(self, node: ir.Node, now: Parameter, entry: BiasPlan | None) -> BiasRounding | None:

@@ -154,9 +154,9 @@ class Budget:
         self.is_fixed = seconds is None
 
     @staticmethod
-    def of(spec: QuantizationAwareTraining, *, epoch_steps: int) -> Budget:
-        """That of a config."""
-        return Budget(spec.most_epochs(epoch_steps), spec.steps, spec.seconds, epoch_steps=epoch_steps)
+    def of(spec: QuantizationAwareTraining, seconds: float | None, *, epoch_steps: int) -> Budget:
+        """That of a config; ``seconds`` are those of the training, or what all algorithms have left if that is less."""
+        return Budget(spec.most_epochs(epoch_steps), spec.steps, seconds, epoch_steps=epoch_steps)
 
     def measured(self, training_seconds: float, validation_seconds: float, spent_seconds: float) -> None:
         """Fix the number of steps by the time that the first epoch took; nothing happens where it is fixed.

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import shutil
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -75,6 +75,11 @@ class _SampleColumn:
             self.file.close()
             self.values = np.memmap(self.file.name, self.dtype, "r", shape=self.shape)
             self.file = None
+
+    def extend(self, block: Array) -> None:
+        """Put samples behind the others; all are in memory then."""
+        self.values = np.concatenate([np.asarray(self.values), block.astype(self.dtype)])
+        self.shape = self.values.shape
 
     def take(self, numbers: Numbers) -> Array:
         """A new array in memory, [numbers, ...]."""
@@ -169,6 +174,24 @@ class TrainingSamples:
         filled = np.concatenate([wanted, np.repeat(wanted[-1:], size - len(wanted))])
         feeds = {name: column.take(filled)[0] if column.whole else column.take(filled) for name, column in self._fed()}
         return Minibatch(feeds, {name: column.take(wanted) for name, column in self._arrays.items()}, wanted, size)
+
+    def values(self, name: str, numbers: Numbers) -> Array:
+        """What an input reads of the samples of these numbers, [numbers, ...]; whole inputs have their own shape."""
+        return dict(self._fed())[name].take(numbers)
+
+    def append(self, feeds: Mapping[str, Array]) -> Numbers:
+        """Put samples behind the others and return their numbers; arrays that are handed out besides hold zeros there.
+
+        Args:
+            feeds: of every input, [samples, ...], in any shape of as many elements.
+        """
+        added = len(next(iter(feeds.values())))
+        for name, column in self._fed():
+            column.extend(feeds[name].reshape(added, *column.shape[1:]))
+        for column in self._arrays.values():
+            column.extend(np.zeros((added, *column.shape[1:]), column.dtype))
+        self.count += added
+        return np.arange(self.count - added, self.count, dtype=np.int64)
 
     def minibatches(self, order: np.ndarray, size: int, *, fill: bool) -> Iterator[np.ndarray]:
         """``order`` in pieces of ``size``; of as many whole batches as that holds, at least one, where they are fixed.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -16,6 +16,7 @@ import torch
 from service.contracts.algorithms.training import DistillationLoss, GraphLoss, QuantizationAwareTraining
 from service.contracts.base import below, nearest_name
 from service.contracts.costs import held_back_samples
+from service.contracts.data_checks import next_tokens
 from service.contracts.errors import InvalidConfigError
 from service.contracts.reason import Reason, declare
 from service.contracts.report import TrainingEpoch, TrainingFigures
@@ -26,6 +27,7 @@ from worker.quantizer.graph.rewriting import opset_of
 from worker.quantizer.preparation.prepare import LOWEST_OPSET
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.step import StepResult, Toolkit
+from worker.quantizer.training.generated import with_generated
 from worker.quantizer.training.loop import (
     DivergedError,
     TrainingCheckpoints,
@@ -61,7 +63,9 @@ _UNFOLDED_ON = 256
 
 def train(spec: QuantizationAwareTraining, draft: Draft, toolkit: Toolkit) -> StepResult:
     """Train the quantized network of ``draft``; see ``TrainingStep``."""
-    case, services = toolkit.case, toolkit.services
+    case, services, begin = toolkit.case, toolkit.services, time.monotonic()
+    limits = [limit for limit in (spec.seconds, toolkit.time_limit.left) if limit is not None]
+    seconds = min(limits, default=None)
     count = min(case.calibration.samples, spec.data_size or case.calibration.samples)
     if count < spec.FEWEST_SAMPLES:
         return StepResult.nothing(TOO_FEW_SAMPLES(samples=count))
@@ -81,12 +85,21 @@ def train(spec: QuantizationAwareTraining, draft: Draft, toolkit: Toolkit) -> St
         arrays = tuple(name for name in case.metrics.arrays if case.calibration.stored(name) is not None)
         arrays = tuple(dict.fromkeys((*losses.arrays, *arrays)))
         with TrainingSamples(case.calibration, case.inputs, count, arrays, services.run) as samples:
-            return _Trainer(TrainingContext(spec, toolkit, networks, losses, samples, split)).run()
+            context, notes = TrainingContext(spec, toolkit, networks, losses, samples, split), list[str]()
+            if spec.generated_samples:
+                context, generated = with_generated(
+                    context, draft.prepared.model, None if seconds is None else begin + seconds
+                )
+                notes.append(generated)
+            return _Trainer(context, begin, seconds, notes).run()
 
 
 def _losses(spec: QuantizationAwareTraining, toolkit: Toolkit, device: torch.device) -> Losses:
     case = toolkit.case
     facts = OutputFacts.of(case.summary.outputs, case.config.evaluation, case.calibration)
+    scored = next_tokens(case.summary.inputs, case.summary.outputs)
+    if spec.generated_samples and not isinstance(scored, str):
+        facts = replace(facts, next_tokens=scored[1].name)
     pointer = pointer_of(spec, toolkit)
     graphs = {
         k: GraphOnTorch(_graph(loss, case.graphs, f"{pointer}/losses/{k}/graph"), device)
@@ -132,23 +145,27 @@ def _graph(loss: GraphLoss, files: Mapping[str, Path], pointer: str) -> ir.Model
 
 
 class _Trainer:
-    """One training; the losses of its context are not settled yet."""
+    """One training; the losses of its context are not settled yet.
 
-    def __init__(self, context: TrainingContext) -> None:
+    It began at ``begin``, on the clock of ``time.monotonic``, and may last ``seconds``; None: there is no limit.
+    ``notes`` are for the report.
+    """
+
+    def __init__(self, context: TrainingContext, begin: float, seconds: float | None, notes: Sequence[str]) -> None:
+        self._begin, self._seconds = begin, seconds
         self._context = context
         self._spec, self._networks, self._losses = context.spec, context.networks, context.losses
         self._samples, self._split, self._run = context.samples, context.split, context.run
         services = context.toolkit.services
-        self._begin = time.monotonic()
         one = self._samples.batch(self._split.training[: self._samples.fixed_batch or 1])
         self._networks.look(one.feeds, one.size)
         batch = min(self._spec.batch_size, len(self._split.training))
         torch.set_num_threads(threads_worth(self._networks.largest_elements(batch), services.threads))
-        self._notes = [self._unfold()] if self._spec.batch_norm == "unfolded" else []
+        self._notes = [*notes, *([self._unfold()] if self._spec.batch_norm == "unfolded" else [])]
         self._settle()
         self._validation = Validation(context, self._split.validation)
         self._loop = TrainingLoop(context)
-        self._budget = Budget.of(self._spec, epoch_steps=self._loop.epoch_steps)
+        self._budget = Budget.of(self._spec, seconds, epoch_steps=self._loop.epoch_steps)
         self._checkpoints = TrainingCheckpoints(services.checkpoint, self._networks.twin)
         self._learning_rate = peak_of(self._spec.optimizer)
 
@@ -273,7 +290,7 @@ class _Trainer:
             number=now.steps,
             total=self._budget.total,
             tell=tell,
-            over=lambda: self._spec.seconds is not None and self._spent >= self._spec.seconds,
+            over=lambda: self._seconds is not None and self._spent >= self._seconds,
         )
         return loss, factor, now.steps + done
 

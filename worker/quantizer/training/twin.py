@@ -117,7 +117,7 @@ class Twin(nn.Module):
     """The network of a draft as a module: ``forward`` takes inputs and gives outputs, both by name.
 
     ``wanted`` are names of tensors to give, None: the outputs. With ``learn_zeros`` zero points of asymmetric
-    activations move.
+    activations and weights move.
 
     Raises:
         NotDifferentiableError: an operator has no derivative here.
@@ -150,7 +150,7 @@ class Twin(nn.Module):
         self._channels: dict[str, Tensor] = {}
         self._constants = {key: as_tensor(np.array(array), device) for key, array in self._operands.moved.items()}
         for parameter in self._operands.held.values():
-            self._hold(parameter)
+            self._hold(parameter, learn_zeros)
         for tensor in draft.plan.activations:
             self._hold_activation(tensor, learn_zeros)
 
@@ -302,7 +302,7 @@ class Twin(nn.Module):
         norm = self.norms[name]
         return master * norm.factor() if parameter.index == 1 else norm.bias().reshape(master.shape)
 
-    def _hold(self, parameter: TrainedParameter) -> None:
+    def _hold(self, parameter: TrainedParameter, learn_zeros: bool) -> None:
         now = parameter.now
         if parameter.name not in self.masters:
             values = as_tensor(np.array(now.unrounded, np.float32), self._device)
@@ -311,7 +311,8 @@ class Twin(nn.Module):
             return
         if isinstance(now.grid, IntegerGrid):
             if parameter.name not in self.weight_grids:
-                grid = LearnedGrid(now.grid, now.scale, learn_zero=False, device=self._device)
+                moves = learn_zeros and not parameter.weight.spec.symmetric
+                grid = LearnedGrid(now.grid, now.scale, learn_zero=moves, device=self._device)
                 self.weight_grids.put(parameter.name, grid)
         else:
             self._fixed[parameter.key] = TorchGrid(now.grid, now.values.shape, self._device)

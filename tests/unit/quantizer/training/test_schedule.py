@@ -94,9 +94,9 @@ def test_seconds_end_a_training_only_where_they_do_not_do() -> None:
 
 
 def test_a_config_has_a_budget_and_a_later_attempt_keeps_it() -> None:
-    assert Budget.of(QuantizationAwareTraining(), epoch_steps=50).fixed == (1500, "epochs")
-    assert Budget.of(QuantizationAwareTraining(steps=9), epoch_steps=7).fixed == (9, "steps")
-    assert Budget.of(QuantizationAwareTraining(seconds=9), epoch_steps=7).fixed is None
+    assert Budget.of(QuantizationAwareTraining(), None, epoch_steps=50).fixed == (1500, "epochs")
+    assert Budget.of(QuantizationAwareTraining(steps=9), None, epoch_steps=7).fixed == (9, "steps")
+    assert Budget.of(QuantizationAwareTraining(seconds=9), 9.0, epoch_steps=7).fixed is None
     with pytest.raises(ValueError, match="nothing ends"):
         Budget(None, None, None, epoch_steps=7)
     with pytest.raises(ValueError, match="0 steps"):

@@ -96,6 +96,14 @@ def written_functions(graph: ir.Graph) -> Iterator[Function]:
                 yield found
 
 
+def gains(graph: ir.Graph) -> Iterator[ir.Node]:
+    """The Mul nodes by whose constant a written-out normalization weights its channels."""
+    for function in written_functions(graph):
+        last = function.nodes[-1]
+        if function.name == "RMSNorm" and last.op_type == "Mul" and any(map(is_constant, last.inputs)):
+            yield last
+
+
 def _silu(gate: ir.Node) -> Function | None:
     argument, product = gate.inputs[0], only_reader(gate.outputs[0], "Mul")
     source = other_operand(product, gate.outputs[0]) if product is not None else None
