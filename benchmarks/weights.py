@@ -1,11 +1,12 @@
 """Weights alone: our presets without quantized activations, or with dynamic ones, beside onnxruntime's own tools.
 
-usage: python -m benchmarks.weights [text | encoder | kernels ...]       (needs QUANTMILL_DATA, default ../shared/data)
+usage: python -m benchmarks.weights [text | trained | encoder | kernels ...]
+                                                   (needs QUANTMILL_DATA, default ../shared/data)
 
 text: bytes and perplexity of a small language model, and how long quantizing took, as a multiple of the quickest of the
-run. encoder: bytes and agreement of an encoder of BERT's shape with random weights, with and without a tied head; the
-same operators are quantized by both. kernels: latency of products with 4-bit weights in blocks of 32, taken in turn,
-as a multiple of the float one's.
+run. trained: the same model with 4 and 2 bits, rounded, and trained on text of its own. encoder: bytes and agreement of
+an encoder of BERT's shape with random weights, with and without a tied head; the same operators are quantized by both.
+kernels: latency of products with 4-bit weights in blocks of 32, taken in turn, as a multiple of the float one's.
 """
 
 from __future__ import annotations
@@ -55,7 +56,12 @@ Made = tuple[bytes, float]
 def ours(model: Path, preset: str, calibration: DatasetSource, algorithms: tuple[str, ...] | None = None) -> Made:
     """By a preset of ours, or with other algorithms; the seconds are those of everything but the comparison."""
     chosen = {} if algorithms is None else {"algorithms": [{"method": method} for method in algorithms]}
-    config = parse_config({"preset": preset, "evaluation": _QUICK, **chosen})
+    return made_by({"preset": preset, **chosen}, model, calibration)
+
+
+def made_by(settings: dict[str, Any], model: Path, calibration: DatasetSource) -> Made:
+    """By a config of ours; the seconds are those of everything but the comparison."""
+    config = parse_config({"evaluation": _QUICK, **settings})
     result = quantize(model, config, calibration, None, run=SilentRun(), threads=THREADS)
     spent = sum(stage.seconds for stage in result.report.stages if stage.name not in _NOT_QUANTIZING)
     return bytes(result.model), spent
@@ -136,6 +142,24 @@ def text(folder: Path) -> None:
     print(f"| float | {model.stat().st_size:,} | {perplexity(model.read_bytes(), ids):.3f} | |", flush=True)
     for name, (content, spent) in made.items():
         print(f"| {name} | {len(content):,} | {perplexity(content, ids):.3f} | {spent / quickest:.1f}x |", flush=True)
+
+
+def trained(folder: Path) -> None:
+    model, ids = folder / _TEXT, np.load(folder / _HELD_BACK)["ids"]
+    calibration = source(folder, (_LEARNED, arrays("ids", InputSpec(array="ids"))))
+    rounded: dict[str, Any] = {"preset": "int4_weights_accurate"}
+    learned = {"method": "qat", "batch_size": 8, "generated_samples": 960, "zero_points": "learned"}
+    few = {**learned, "steps": 700, "optimizer": {"learning_rate": 0.01}}
+    recipes: dict[str, dict[str, Any]] = {
+        "4 bits, rounded": rounded,
+        "4 bits, trained": {**rounded, "algorithms": [{"method": "adaround"}, {**learned, "steps": 300}]},
+        "2 bits, rounded": {**rounded, "weight": {"dtype": "uint2"}},
+        "2 bits, trained": {**rounded, "weight": {"dtype": "uint2"}, "algorithms": [{"method": "adaround"}, few]},
+    }
+    print("\n| language model | bytes | perplexity | s |\n|---|---|---|---|", flush=True)
+    for name, settings in recipes.items():
+        content, spent = made_by(settings, model, calibration)
+        print(f"| {name} | {len(content):,} | {perplexity(content, ids):.3f} | {spent:.0f} |", flush=True)
 
 
 @dataclass(frozen=True)
@@ -255,7 +279,7 @@ def medians(running: Mapping[str, ort.InferenceSession], feeds: dict[str, Any]) 
     return {kind: float(np.median(spent)) for kind, spent in taken.items()}
 
 
-TABLES: dict[str, Callable[[Path], None]] = {"text": text, "encoder": encoders, "kernels": kernels}
+TABLES: dict[str, Callable[[Path], None]] = {"text": text, "trained": trained, "encoder": encoders, "kernels": kernels}
 
 
 def main() -> None:

@@ -220,7 +220,7 @@ def _moments(kind: MatrixKind) -> float:
 
 def _training(algorithm: Any, facts: CostFacts) -> float:
     """Steps of its batch size, within its budget; and a validation behind each epoch."""
-    samples = facts.samples_of(algorithm) * (1.0 - algorithm.validation_share)
+    samples = facts.samples_of(algorithm) * (1.0 - algorithm.validation_share) + algorithm.generated_samples
     steps_per_epoch = max(samples / algorithm.batch_size, 1.0)
     limits = [algorithm.steps, None if algorithm.epochs is None else algorithm.epochs * steps_per_epoch]
     steps = min((limit for limit in limits if limit is not None), default=steps_per_epoch)

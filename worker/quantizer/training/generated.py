@@ -65,8 +65,8 @@ def with_generated(context: TrainingContext, model: ir.Model, end: float | None)
         store.save(_KEY, pack({"ids": made}))
     numbers = samples.append({ids.name: made})
     split = replace(context.split, training=np.concatenate([learned, numbers]))
-    fewer = "" if len(made) == wanted else f" of {wanted}, as time was over,"
-    words = f"{len(made)}{fewer} sequences of {known.shape[1]} tokens drawn from the float model, seed {context.seed}"
+    fewer = "" if len(made) == wanted else f" ({wanted} were asked for, but time was over)"
+    words = f"{len(made)} sequences of {known.shape[1]} tokens drawn from the float model, seed {context.seed}{fewer}"
     return replace(context, split=split), words
 
 

@@ -127,6 +127,13 @@ def test_a_training_of_weights_alone_learns_from_the_models_own_text(tmp_path: P
     assert any(array.shape == (WIDTH,) and not np.array_equal(array, np.ones(WIDTH)) for array in kept.values())
 
 
+def test_fewer_texts_are_drawn_where_time_is_over(tmp_path: Path) -> None:
+    data, step = {"ids": walks(24)}, {"generated_samples": 200, "steps": None, "seconds": 1e-3}
+    (figures,) = trained(tmp_path, chain(), data, **step).report.algorithms
+    assert "64 sequences of 10 tokens drawn" in figures.summary
+    assert "(200 were asked for, but time was over)" in figures.summary
+
+
 @pytest.mark.parametrize(("tied", "moving"), [(True, {"gain"}), (False, {"gain", "table", "head"})])
 def test_gains_move_and_a_table_stays_one_with_the_head_that_reads_it(
     tmp_path: Path, tied: bool, moving: set[str]

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from service.contracts.algorithms.training import QuantizationAwareTraining, Schedule
+from worker.quantizer.refine.step import TimeLimit
 from worker.quantizer.training.optimizer import Budget, rate
 
 
@@ -107,3 +108,10 @@ def test_a_config_has_a_budget_and_a_later_attempt_keeps_it() -> None:
     budget.measured(1.0, 1.0, 1.0)
     assert budget.fixed == (48, "seconds")
     assert budget.is_over(48, 1.0)
+
+
+def test_a_limit_of_all_algorithms_tells_what_is_left_for_a_training() -> None:
+    assert TimeLimit().left is None
+    assert 0.0 < (TimeLimit.of(60.0).left or 0.0) <= 60.0
+    assert TimeLimit.of(-1.0).left == 0.0
+    assert Budget.of(QuantizationAwareTraining(), 5.0, epoch_steps=50).fixed is None
