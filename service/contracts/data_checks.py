@@ -105,9 +105,9 @@ def next_tokens(inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo]) -> 
         return f"it reads {len(inputs)} inputs: {', '.join(tensor.name for tensor in inputs)}"
     (ids,), scores = inputs, outputs[0]
     if ids.dtype not in ("int32", "int64") or ids.shape is None or len(ids.shape) != 2:
-        return f"its input {ids.name!r} holds no token ids [samples, length]"
+        return f"its input {ids.name!r} contains no token ids [samples, length]"
     if scores.dtype not in _FLOATS or scores.shape is None or len(scores.shape) != 3:
-        return f"its first output {scores.name!r} holds no scores [samples, length, tokens]"
+        return f"its first output {scores.name!r} contains no scores [samples, length, tokens]"
     return ids, scores
 
 

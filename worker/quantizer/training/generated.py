@@ -26,8 +26,6 @@ from worker.quantizer.training.samples import Array
 
 # Scores that one run returns take at most so many bytes; and so many sequences run together at most.
 _MOST_BYTES, _MOST_TOGETHER = 64 << 20, 64
-# Uploaded sequences that show whether a network is a language model.
-_LOOKED_AT = 64
 # What kernels of another shape may change in scores, in parts of their standard deviation.
 _NOISE = 1e-3
 _KEY = "qat generated"
@@ -53,9 +51,9 @@ def with_generated(context: TrainingContext, model: ir.Model, end: float | None)
     known = samples.values(ids.name, learned)
     known = known.reshape(len(known), -1)
     whole = case.float_on_gpu or case.float_session
-    any_length = whole if isinstance(_length(ids), str | None) else _of_any_length(model, context)
+    any_length = _of_any_length(model, context) if ids.shape and isinstance(ids.shape[1], int) else whole
     asked = LanguageModel(ids, scores.name, any_length=any_length, whole=whole)
-    why_not = asked.refusal(known[:_LOOKED_AT])
+    why_not = asked.refusal(known)
     if why_not is not None:
         raise _refused(context, why_not)
     store = context.toolkit.services.checkpoint
@@ -70,12 +68,12 @@ def with_generated(context: TrainingContext, model: ir.Model, end: float | None)
     return replace(context, split=split), words
 
 
-def _length(ids: TensorInfo) -> int | str | None:
-    return ids.shape[1] if ids.shape else None
-
-
 def _of_any_length(model: ir.Model, context: TrainingContext) -> Session:
-    """A session of the model that takes shorter texts too, unless something inside holds their length."""
+    """A session of the model that takes shorter texts too, unless something inside holds their length.
+
+    Raises:
+        UnsupportedModelError: onnxruntime refuses the model.
+    """
     freed = copy_of(model)
     ids = freed.graph.inputs[0]
     ids.shape = ir.Shape([None if ids.shape is None else ids.shape[0], None])
@@ -159,17 +157,19 @@ class LanguageModel:
         half = known.shape[1] // 2
         if half < 1:
             return "texts of one token show nothing"
-        scores = self.run(known, whole=True).astype(np.float64)
-        tokens, self._sample_bytes = scores.shape[2], scores.nbytes // len(known)
+        one = self.run(known[:1], whole=True)
+        tokens, self._sample_bytes = one.shape[2], one.nbytes
         if known.min() < 0 or known.max() >= tokens:
             return f"its scores are of {tokens} classes, and token ids go from {known.min()} to {known.max()}"
+        counts = np.bincount(known.reshape(-1), minlength=tokens) + 1.0
+        known = known[: self.together]
+        scores = self.run(known, whole=True).astype(np.float64)
         begun = np.concatenate([known[:, :half], np.repeat(known[:, :1], known.shape[1] - half, axis=1)], axis=1)
         if not _alike(self.run(begun, whole=True)[:, :half], scores[:, :half]):
             return "its scores hang on tokens that come later"
         self._grows = self._runs_alike(known[:, :half], scores[:, :half])
         following = known[:, 1:]
         told = np.take_along_axis(_log_softmax(scores[:, :-1]), following[..., None], axis=2).mean()
-        counts = np.bincount(known.reshape(-1), minlength=tokens) + 1.0
         usual = np.log(counts / counts.sum())[following].mean()
         if not told > usual:
             return "its scores tell no more of the next token than the frequencies of tokens do"
