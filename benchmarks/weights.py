@@ -149,12 +149,13 @@ def trained(folder: Path) -> None:
     calibration = source(folder, (_LEARNED, arrays("ids", InputSpec(array="ids"))))
     rounded: dict[str, Any] = {"preset": "int4_weights_accurate"}
     learned = {"method": "qat", "batch_size": 8, "generated_samples": 960, "zero_points": "learned"}
-    few = {**learned, "steps": 700, "optimizer": {"learning_rate": 0.01}}
+    faster = {"learning_rate": 0.01, "betas": [0.9, 0.99]}
+    few = {**learned, "steps": 520, "freeze_oscillations": False, "optimizer": faster}
     recipes: dict[str, dict[str, Any]] = {
         "4 bits, rounded": rounded,
         "4 bits, trained": {**rounded, "algorithms": [{"method": "adaround"}, {**learned, "steps": 300}]},
         "2 bits, rounded": {**rounded, "weight": {"dtype": "uint2"}},
-        "2 bits, trained": {**rounded, "weight": {"dtype": "uint2"}, "algorithms": [{"method": "adaround"}, few]},
+        "2 bits, trained": {**rounded, "weight": {"dtype": "uint2"}, "algorithms": [few]},
     }
     print("\n| language model | bytes | perplexity | s |\n|---|---|---|---|", flush=True)
     for name, settings in recipes.items():
