@@ -51,7 +51,9 @@ def make_workplace(folder: Path) -> None:
     onnx.save(model, folder / "model.onnx")
     rng = np.random.default_rng(3)
     for name in ("calibration", "evaluation"):
-        pictures = rng.integers(0, 256, (_SAMPLES, 8, 8, 3), dtype=np.uint8)
+        # each of a tint of its own, without which nearly all would be of one class
+        tints, grain = rng.integers(0, 192, (_SAMPLES, 1, 1, 3)), rng.integers(0, 64, (_SAMPLES, 8, 8, 3))
+        pictures = (tints + grain).astype(np.uint8)
         # the model is right about them: of one that guesses nothing is said
         labels = scores_of(folder / "model.onnx", pictures).argmax(axis=1)
         np.savez(folder / f"{name}.npz", images=pictures, labels=labels)
