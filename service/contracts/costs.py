@@ -96,7 +96,7 @@ _BACKWARD_PASSES = 9.0
 # Samples that carried errors are worth, at most.
 _CARRIED = 112
 # Of the moments solver, whose matrices are small.
-_MULTIPLICATIONS_PER_SECOND = 2.2e10
+MULTIPLICATIONS_PER_SECOND = 2.2e10
 # A process that runs a few samples with and without the runtime's optimizations, which is slower.
 _PROCESS_SECONDS, _BOTH_WAYS = 0.3, 16
 # Until torch is loaded, where it is not.
@@ -208,7 +208,9 @@ def _equalization(algorithm: Algorithm, facts: CostFacts) -> float:
 def _finetuning(algorithm: Any, facts: CostFacts) -> float:
     walked = _walk(algorithm, facts)
     if algorithm.solver == "moments":
-        return walked + sum(map(_moments, facts.matrices)) / _MULTIPLICATIONS_PER_SECOND
+        seconds = sum(map(_moments, facts.matrices)) / MULTIPLICATIONS_PER_SECOND
+        limit = algorithm.max_solver_seconds
+        return 0.0 if limit is not None and seconds > limit else walked + seconds
     steps = algorithm.num_iterations * algorithm.batch_size * facts.sample_seconds * _BACKWARD_PASSES
     return float(walked + steps + facts.torch_seconds)
 

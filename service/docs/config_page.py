@@ -136,7 +136,8 @@ samples: more than 0.5 % of the decisions are expected to differ from the float 
 noise of the scores; or more than 0.5 % of the samples in any decision, where an output has a sequence of them
 ([samples, steps, classes]: a line of text is wrong if one step is); or an output without class scores has an SQNR below
 26 dB. For SmoothQuant that is 35 dB, since nearly all of it is folded into constants; it is kept only where it gains
-1 dB, as it fits ranges closely to the calibration samples.
+1 dB, as it fits ranges closely to the calibration samples. With `when: large_loss` a step waits for ten times as much:
+5 %, or an SQNR below 16 dB.
 `max_seconds` limits the time of all of them together: behind it none begins, reconstruction stops between two layers,
 and what is to be judged with and without is judged at once where there is no time for both. What was left out is in the
 report. With a limit the same input need not give the same model.

@@ -20,6 +20,11 @@ Choice = Annotated[
 
 # An error of a twentieth of the signal: distances between outputs, and thresholds on them, hold to a few percent.
 LOST_SQNR_DB = 26.0
+# Decisions that change cost at most as many points of accuracy. Calibration samples are often those of the training, of
+# which a model is surer than of others.
+LOST_DECISIONS_PERCENT = 0.5
+# How many times as many decisions, and as much noise power, a large loss is: worth steps that take long.
+_LARGE, _LARGE_DB = 10.0, 10.0
 # What costs nothing when the model runs is tried from a smaller error on: states and embeddings are read by networks
 # and thresholds that are not known.
 SMOOTHED_SQNR_DB = 35.0
@@ -52,20 +57,26 @@ class AlgorithmBase(Contract):
         ),
     )
 
-    when: Literal["always", "loss"] = Field(
+    when: Literal["always", "loss", "large_loss"] = Field(
         default="always",
         description=(
             "loss: run only if the model so far loses something on held-out calibration samples: more than "
-            "0.5 % of its decisions are expected to differ from the float model's, or an output without class "
-            f"scores has an SQNR below {LOST_SQNR_DB:g} dB (smooth_quant: {SMOOTHED_SQNR_DB:g} dB); always: run in "
-            "any case."
+            f"{LOST_DECISIONS_PERCENT:g} % of its decisions are expected to differ from the float model's, or an "
+            f"output without class scores has an SQNR below {LOST_SQNR_DB:g} dB (smooth_quant: {SMOOTHED_SQNR_DB:g} "
+            f"dB); large_loss: only if it loses ten times that: {_LARGE * LOST_DECISIONS_PERCENT:g} % or an SQNR below "
+            f"{LOST_SQNR_DB - _LARGE_DB:g} dB; always: run in any case."
         ),
     )
 
     @property
     def lost_sqnr_db(self) -> float:
-        """Below this SQNR in dB an output without class scores has lost something, where it runs on a loss."""
-        return LOST_SQNR_DB
+        """Below this SQNR in dB an output without class scores has lost what it runs on."""
+        return LOST_SQNR_DB - (_LARGE_DB if self.when == "large_loss" else 0.0)
+
+    @property
+    def lost_percent(self) -> float:
+        """Above this share of other decisions a model has lost what it runs on."""
+        return LOST_DECISIONS_PERCENT * (_LARGE if self.when == "large_loss" else 1.0)
 
     @property
     def cannot_do_without_data(self) -> bool:
@@ -80,7 +91,7 @@ class AlgorithmBase(Contract):
     @property
     def holds_samples_back(self) -> bool:
         """True if calibration samples are held back for judging it, or what is there before it."""
-        return self.is_judged or self.when == "loss"
+        return self.is_judged or self.when != "always"
 
     @property
     def least_gain_db(self) -> float:

@@ -166,12 +166,12 @@ class SmoothQuant(AlgorithmBase):
 
         Other samples leave such ranges sooner, which samples that the ranges were taken from do not show.
         """
-        return 1.0 if self.when == "loss" else 0.0
+        return 0.0 if self.when == "always" else 1.0
 
     @property
     def lost_sqnr_db(self) -> float:
         """Nearly all of it is folded into constants."""
-        return SMOOTHED_SQNR_DB
+        return SMOOTHED_SQNR_DB if self.when == "loss" else super().lost_sqnr_db
 
 
 class Awq(AlgorithmBase):

@@ -84,6 +84,14 @@ class Finetuning(AlgorithmBase):
         default=None, ge=1, description="Disk space for layer inputs, in bytes; null: what the job may write."
     )
     block_wise: bool = Field(default=False, description="Reconstruct each residual block as a unit (gradient solver).")
+    max_solver_seconds: float | None = Field(
+        default=None,
+        gt=0.0,
+        description=(
+            "Leave the algorithm out where the moments solver should take longer, told by the shapes of the weights "
+            "alone at 2.2e10 multiplications a second, so that it is the same on every machine; null: run in any case."
+        ),
+    )
 
 
 class AdaRound(Finetuning):

@@ -24,10 +24,13 @@ _SELECTED_AT_END = {**_SELECTED, "accept": "if_better_at_end"}
 # In 4 bits a network may be so far off at first that its outputs are no measure of what AdaRound makes of a raise. More
 # bytes than this gain less behind AdaRound than errors of single weights promise.
 _RAISED = {**_SELECTED, "accept": "always", "max_weight_growth": 0.1}
+# Where all else leaves a large loss. Networks of large matrices, as language models are, would take minutes.
+_ROUNDED_ON_LOSS = {"method": "adaround", "scale_refit": True, "when": "large_loss", "max_solver_seconds": 60.0}
 _SMOOTHED_ON_LOSS = (
     {"method": "smooth_quant", "when": "loss"},
     {**_SELECTED_AT_END, "when": "loss"},
     *_CORRECTED,
+    _ROUNDED_ON_LOSS,
 )
 _WORDS = {
     "cross_layer_equalization": "cross-layer equalization",
@@ -37,6 +40,8 @@ _WORDS = {
     "adaquant": "AdaQuant",
     "selective_precision": "selective precision",
 }
+
+_WHEN = {"always": "", "loss": " where accuracy is lost", "large_loss": " where much accuracy is lost"}
 
 _UINT8: dict[str, Any] = {"dtype": "uint8", "symmetric": False, "calibration": {"method": "minmax"}}
 # Of the four that auto tries by default, these two win with 256 levels.
@@ -86,9 +91,7 @@ def _preset(
     name: str, types: str, purpose: str, algorithms: tuple[dict[str, Any], ...] = (), **settings: Any
 ) -> Preset:
     """A preset that says what it does: ``types`` and calibration, then its algorithms, and whom it is for."""
-    steps = "".join(
-        f", {_WORDS[step['method']]}{' where accuracy is lost' if 'when' in step else ''}" for step in algorithms
-    )
+    steps = "".join(f", {_WORDS[step['method']]}{_WHEN[step.get('when', 'always')]}" for step in algorithms)
     return Preset(
         name=name,
         description=f"{types}{steps}: {purpose}.",
@@ -194,7 +197,7 @@ OWN_PRESETS = (
         "int8_weights",
         "int8 weights per channel and embeddings per row, everything else in float",
         "a quarter of the size at next to no loss, better with data but possible without",
-        (_SELECTED, {"method": "bias_correction", "when": "loss"}),
+        (_SELECTED, {"method": "bias_correction", "when": "loss"}, _ROUNDED_ON_LOSS),
         mode="weights_only",
         weight=_PER_CHANNEL,
     ),

@@ -25,16 +25,13 @@ from typing import Any
 
 import numpy as np
 
-from service.contracts.algorithms.base import LOST_SQNR_DB
+from service.contracts.algorithms.base import LOST_DECISIONS_PERCENT, LOST_SQNR_DB
 from service.contracts.costs import spread
 from worker.quantizer.evaluation.metrics import Distance
 from worker.quantizer.evaluation.metrics.distances import are_probabilities, class_scores
 
 Array = np.ndarray[Any, Any]
 
-# Decisions that change cost at most as many points of accuracy. Calibration samples are often those of the training, of
-# which a model is surer than of others.
-LOST_DECISIONS_PERCENT = 0.5
 # Classes that compete for a decision: the noise of all others says nothing of it.
 _COMPETING = 10
 _ROWS_OF_BATCH, _MOST_ROWS = 512, 8192  # that are taken of a batch, and kept
@@ -160,15 +157,16 @@ class LossEstimate:
         found = {name: noise.changed_sequences_percent for name, noise in self._decisions.items()}
         return {name: percent for name, percent in found.items() if percent is not None}
 
-    def words(self, lost_sqnr_db: float = LOST_SQNR_DB) -> str | None:
+    def words(self, lost_sqnr_db: float = LOST_SQNR_DB, lost_percent: float = LOST_DECISIONS_PERCENT) -> str | None:
         """What is lost in the worst output, with its figure; None if nothing is.
 
         Args:
             lost_sqnr_db: an output that decides nothing has lost something below it.
+            lost_percent: others have where more decisions, or sequences of them, are expected to change.
         """
         changed, sequences = self.figures, self.sequences
         worst = changed | sequences
-        if worst and max(worst.values()) > LOST_DECISIONS_PERCENT:
+        if worst and max(worst.values()) > lost_percent:
             name = max(worst, key=worst.__getitem__)
             more = f", and in {sequences[name]:.1f} % of samples one or more" if name in sequences else ""
             return f"{changed[name]:.1f} % of decisions at output {name!r} are expected to change{more}"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx_ir as ir
 
+from service.contracts.costs import MULTIPLICATIONS_PER_SECOND
 from service.contracts.errors import InvalidConfigError
 from service.contracts.reason import declare
 from worker.quantizer.finetune.blocks import Block, BlockResult, residual_blocks, single_layers
@@ -205,6 +206,12 @@ class EndToEnd:
 
 NO_LAYER = declare("no-layer-of-type", "there is no quantized layer of type {op_types}")
 NO_INTEGER_WEIGHT = declare("no-integer-weight", "no layer has a weight that can be chosen as a matrix of integers")
+TOO_LONG = declare(
+    "solver-too-slow",
+    "solving its layers should take {seconds:.0f} s, of {most:g} s that max_solver_seconds allows",
+    hint="Raise max_solver_seconds, or set it to null.",
+    by_design=True,
+)
 _MOMENTS_WORDS = "solver moments, in which batch_size, num_iterations and learning_rate play no part"
 
 
@@ -236,6 +243,10 @@ class FinetuneStep(Step[Spec]):
         wanted = blocks.keys() - progress.skipped.keys()
         if not wanted:
             return StepResult.nothing(NO_INTEGER_WEIGHT.saying(progress.summary([], "layers")))
+        if by_moments is not None and spec.max_solver_seconds is not None:
+            seconds = sum(by_moments.effort(blocks[name]) for name in wanted) / MULTIPLICATIONS_PER_SECOND
+            if seconds > spec.max_solver_seconds:
+                return StepResult.nothing(TOO_LONG(seconds=seconds, most=spec.max_solver_seconds))
         limits = StoreLimits(level=spec.mem_opt_level, disk_bytes=spec.cache_limit_bytes)
         feed = Feed.of(toolkit, samples=spec.data_size, limits=limits, device=spec.infer_device)
         with (

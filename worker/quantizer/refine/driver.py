@@ -65,7 +65,7 @@ def _applied(step: Step[Any], draft: Draft, toolkit: Toolkit, judge: Judge) -> T
     if step.spec.needs_data and toolkit.case.calibration.is_random:
         return Tried(draft, StepResult.nothing(NO_DATA()), kept=False)
     with toolkit.services.stages.stage(f"{step.method} acceptance"):
-        loss = judge.loss(draft, lost_sqnr_db=step.spec.lost_sqnr_db)
+        loss = judge.loss(draft, lost_sqnr_db=step.spec.lost_sqnr_db, lost_percent=step.spec.lost_percent)
     if loss is None:
         return Tried(draft, StepResult.nothing(NO_LOSS()), kept=False)
     tried = _best(step, draft, toolkit, judge)

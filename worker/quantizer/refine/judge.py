@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from service.contracts.algorithms.base import LOST_SQNR_DB
+from service.contracts.algorithms.base import LOST_DECISIONS_PERCENT, LOST_SQNR_DB
 from service.contracts.metrics import MetricFacts
 from service.contracts.reason import Reason, declare
 from service.contracts.report import Score
@@ -114,13 +114,15 @@ class Judge:
         facts, sure = self._metrics.facts(self._metrics.primary), surely_differ(new.evidence, old.evidence)
         return is_worse(new.score, old.score, facts, sure=sure, least_gain_db=least_gain_db)
 
-    def loss(self, draft: Draft, *, lost_sqnr_db: float = LOST_SQNR_DB) -> str | None:
+    def loss(
+        self, draft: Draft, *, lost_sqnr_db: float = LOST_SQNR_DB, lost_percent: float = LOST_DECISIONS_PERCENT
+    ) -> str | None:
         """What ``draft`` has lost beside the float model, in words; None if nothing that matters.
 
-        An output that decides nothing has lost something below ``lost_sqnr_db``.
+        An output that decides nothing has lost something below ``lost_sqnr_db``, others above ``lost_percent``.
         """
         estimate = self._scored(draft).estimate
-        return None if estimate is None else estimate.words(lost_sqnr_db)
+        return None if estimate is None else estimate.words(lost_sqnr_db, lost_percent)
 
     def _scored(self, draft: Draft) -> Scored:
         for known, found in self._known:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from service.contracts.algorithms import BiasCorrection
 from tests.unit.quantizer.toolbox import rng
 from worker.quantizer.evaluation.loss import LossEstimate
 
@@ -42,6 +43,20 @@ def test_what_changes_no_decision_is_no_loss_and_what_gives_no_number_is() -> No
     assert changed(softmax(scores), softmax(twins)) == pytest.approx(told, rel=0.05)
     assert changed(scores, 0.9 * scores) == pytest.approx(0.0)
     assert changed(scores, -scores) == changed(scores, np.full_like(scores, np.nan)) == 100.0
+
+
+def test_a_large_loss_is_ten_times_another() -> None:
+    scores = rng(1).standard_normal((400, 10)) * 3.0
+    noise = rng(2).standard_normal(scores.shape)
+    steps = [BiasCorrection(when=when) for when in ("loss", "large_loss")]
+    for part, lost in ((0.001, [False, False]), (0.1, [True, False]), (1.0, [True, True])):
+        estimate = LossEstimate({"y"})
+        estimate.update([("y", scores, scores + part * noise)])
+        assert [estimate.words(step.lost_sqnr_db, step.lost_percent) is not None for step in steps] == lost
+    for db, lost in ((28.0, [False, False]), (22.0, [True, False]), (12.0, [True, True])):
+        estimate = LossEstimate(set())
+        estimate.update([("z", scores, scores * (1.0 + 10.0 ** (-db / 20.0)))])
+        assert [estimate.words(step.lost_sqnr_db, step.lost_percent) is not None for step in steps] == lost
 
 
 def test_the_worst_output_is_named_by_its_kind() -> None:

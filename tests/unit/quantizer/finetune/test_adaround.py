@@ -16,7 +16,7 @@ from tests.unit.quantizer.search.benches import chain_of_convolutions, samples, 
 from tests.unit.quantizer.toolbox import config, make_model, normal, run_onnx, sqnr_db
 from worker.quantizer.finetune import solvers as moments_solver
 from worker.quantizer.finetune.solvers import moments_are_cheaper
-from worker.quantizer.finetune.step import FinetuneStep
+from worker.quantizer.finetune.step import TOO_LONG, FinetuneStep
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.step import StepResult
 from worker.quantizer.run.checkpoint import CheckpointStore
@@ -49,6 +49,14 @@ def rounded(
 def output_sqnr(draft: Draft) -> float:
     feeds = {"x": samples()["x"]}
     return sqnr_db(run_onnx(chain_of_convolutions(3), feeds)["y"], run_onnx(draft.emitted_bytes(), feeds)["y"])
+
+
+def test_it_is_left_out_where_solving_should_take_too_long() -> None:
+    seconds = costs.moments_effort((1, 4, 36), costs.wanted_patches((1, 4, 36))) / costs.MULTIPLICATIONS_PER_SECOND
+    _, change = rounded(max_solver_seconds=seconds * 1e-3)
+    assert change.draft is None and change.reason is not None and change.reason.code == TOO_LONG.code
+    assert "max_solver_seconds" in change.reason.words
+    assert rounded(max_solver_seconds=seconds * 1e3)[1].draft is not None
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))

@@ -212,6 +212,11 @@ def test_what_is_none_stays(flag: str, body: str, reason: str | None) -> None:
         assert (told.reason_code, list(told.left)) == (NODES_STAY.code, ["root_of"])
 
 
+def test_a_swish_of_what_is_affine_itself_is_fused() -> None:
+    body = "m = Mul(x, half) o = Add(m, fifth) a = Add(o, three) c = Clip(a, zero, six) p = Mul(o, c) y = Div(p, six)"
+    assert op_types(same(made(body), feeds_of())[1]) == ["Mul", "Add", "HardSwish"]
+
+
 def test_a_gate_of_another_x_becomes_a_hard_sigmoid_alone() -> None:
     body = "n = Neg(x) a = Add(x, three) c = Clip(a, zero, six) g = Div(c, six) y = Mul(n, g)"
     assert op_types(same(made(body), feeds_of())[1]) == ["Neg", "HardSigmoid", "Mul"]

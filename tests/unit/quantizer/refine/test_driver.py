@@ -112,7 +112,7 @@ def test_what_is_judged_at_the_end_is_judged_by_what_the_others_make_of_it(
 
 
 class JudgeOfSpoiled(Judge):
-    def loss(self, draft: Draft, *, lost_sqnr_db: float = 0.0) -> str | None:
+    def loss(self, draft: Draft, *, lost_sqnr_db: float = 0.0, lost_percent: float = 0.0) -> str | None:
         return "all is lost" if is_spoiled(draft) else None
 
 

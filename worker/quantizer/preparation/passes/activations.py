@@ -186,12 +186,12 @@ class _Ramp:
 @rewrites(*_LIMITING, "HardSigmoid", what="groups became HardSwish")
 def fuse_hard_swish(anchor: ir.Node, editor: Editor) -> Rewrite | Reason | None:
     """X times its hard-sigmoid, scaled before or behind the product -> HardSwish (opset 14)."""
-    ramp = _ramp(anchor)
-    if ramp is None:
-        return None
-    before, value, nodes = _scaled(ramp.result)
+    before, value, nodes = _scaled(anchor.outputs[0])
     product = only_reader(value, "Mul")
-    if product is None or other_operand(product, value) is not ramp.source:
+    source = None if product is None else other_operand(product, value)
+    # What makes x may be affine too, as a learnt scale and offset in front of the activation are.
+    ramp = next((ramp for ramp in _ramps(anchor) if ramp.source is source), None)
+    if product is None or ramp is None:
         return None
     scale, result = before, product.outputs[0]
     nodes = (*ramp.nodes, *nodes, product)
@@ -207,8 +207,9 @@ def fuse_hard_swish(anchor: ir.Node, editor: Editor) -> Rewrite | Reason | None:
 @rewrites(*_LIMITING, what="groups became HardSigmoid")
 def fuse_hard_sigmoid(anchor: ir.Node, editor: Editor) -> Rewrite | Reason | None:
     """A straight line between limits, scaled to [0, 1] -> HardSigmoid."""
-    ramp = _ramp(anchor)
-    if ramp is None:
+    ramps = _ramps(anchor)
+    ramp = ramps[-1] if ramps else None
+    if ramp is None or ramp.slope <= 0 or not 0 < ramp.offset < ramp.height:
         return None
     scale, result, nodes = (1.0, ramp.result, ()) if _near(ramp.height, 1.0) else _scaled(ramp.result)
     if not _near(scale * ramp.height, 1.0):
@@ -217,27 +218,27 @@ def fuse_hard_sigmoid(anchor: ir.Node, editor: Editor) -> Rewrite | Reason | Non
     return editor.fused("HardSigmoid", ramp.source, (*ramp.nodes, *nodes), result, form)
 
 
-def _ramp(anchor: ir.Node) -> _Ramp | None:
-    """What ends in the limits of ``anchor``; None if it is no line that rises from an offset above 0."""
+def _ramps(anchor: ir.Node) -> list[_Ramp]:
+    """What ends in the limits of ``anchor``, of all that it may start from, the nearest first."""
     if anchor.op_type == "HardSigmoid":
         slope, offset = float_attribute(anchor, "alpha", 0.2), float_attribute(anchor, "beta", 0.5)
         source = anchor.inputs[0]
-        return None if source is None else _Ramp(source, slope, offset, 1.0, (anchor,), anchor.outputs[0])
+        return [] if source is None else [_Ramp(source, slope, offset, 1.0, (anchor,), anchor.outputs[0])]
     limited = _limited(anchor)
     if limited is None:
-        return None
+        return []
     value, height, limiting = limited
     slope, offset = 1.0, 0.0
     nodes: tuple[ir.Node, ...] = ()
+    found = []
     for _ in range(_LARGEST_AFFINE):
         step = _affine(value)
         if step is None:
             break
         value, factor, addend, node = step
         slope, offset, nodes = slope * factor, offset + slope * addend, (node, *nodes)
-    if not nodes or slope <= 0 or not 0 < offset < height:
-        return None
-    return _Ramp(value, slope, offset, height, (*nodes, *limiting), anchor.outputs[0])
+        found.append(_Ramp(value, slope, offset, height, (*nodes, *limiting), anchor.outputs[0]))
+    return found
 
 
 def _limited(node: ir.Node) -> tuple[ir.Value, float, tuple[ir.Node, ...]] | None:
