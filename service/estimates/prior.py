@@ -164,15 +164,16 @@ def _search_seconds(work: Work) -> float:
 
 def _memory_bytes(config: QuantizationConfig, model: ModelSummary, work: Work, samples: int, scale: float) -> float:
     """A batch of samples with all that a network makes of them; and what waits before the layer that is solved."""
-    # a fixed batch axis is counted in the work already
+    # a fixed batch axis is counted in the work already, here and below
     batch = 1 if fixed_batch(model) > 1 else min(_BATCH, max(samples, 1))
     whole = _BASE_BYTES + _MODEL_TIMES * model.size_bytes + _SAMPLE_TIMES * batch * scale * work.activation_bytes
     solved = [algorithm for algorithm in config.algorithms if algorithm.method in _FINETUNING]
     if not solved or config.mode != "static":
         return whole
     used = max(min(getattr(algorithm, "data_size", None) or samples, samples) for algorithm in solved)
+    passes = used / fixed_batch(model)
     patches = max((_patch_bytes(kind) for kind in work.matrices), default=0)
-    return whole + _HELD * used * scale * work.largest_activation_bytes + min(patches, _MOST_PATCH_BYTES)
+    return whole + _HELD * passes * scale * work.largest_activation_bytes + min(patches, _MOST_PATCH_BYTES)
 
 
 def _patch_bytes(kind: MatrixKind) -> int:

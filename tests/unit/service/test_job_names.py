@@ -13,7 +13,7 @@ from service.jobs.naming import ALGORITHM_NAMES, default_name, recipe
     [
         ("xint8", ["cross_layer_equalization"], "xint8 + CLE"),
         ("int8", ["bias_correction"], "int8"),
-        ("int8", ["bias_correction", "adaround", "adaround"], "int8 + AdaRound"),
+        ("int8_symmetric", ["bias_correction", "adaround", "adaround"], "int8_symmetric + AdaRound"),
         ("plain", ["smooth_quant", "mixed_precision"], "custom config + SmoothQuant + mixed precision"),
         ("a preset of an older release", ["of_tomorrow"], "a preset of an older release + of_tomorrow"),
         (None, None, "custom config"),

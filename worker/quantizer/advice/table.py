@@ -90,7 +90,7 @@ def _round_well(document: Document, setting: AdviceContext) -> Document | None:
         made = {"method": "adaround", "scale_refit": spec["scale"] == "power_of_two"}
     else:
         made = {"method": "adaquant"}
-    return {**document, "algorithms": _in_order([*_without(document, "bias_correction"), made])}
+    return {**document, "algorithms": _in_order([*_without(document, "bias_correction", *_ROUNDING), made])}
 
 
 def _smooth(document: Document, setting: AdviceContext) -> Document | None:
@@ -200,7 +200,7 @@ def _mixed(document: Document, setting: AdviceContext) -> Document | None:
         return None
     goal = {"kind": "distance", "metric": "sqnr", "limit": max(_GOAL_DB, math.ceil(setting.sqnr_db or 0.0) + _GAIN_DB)}
     mixed = {"method": "mixed_precision", "high": high, "low": low, "optimize": "quality", "goal": goal}
-    return {**document, "algorithms": _in_order([*_listed(document), mixed])}
+    return {**document, "algorithms": _in_order([*_without(document, *_ROUNDING), mixed])}
 
 
 def _more_data(document: Document, setting: AdviceContext) -> Document | None:
@@ -364,11 +364,12 @@ def _listed(document: Document) -> list[Document]:
 
 
 def _has(document: Document, *methods: str) -> bool:
-    return any(entry["method"] in methods for entry in document["algorithms"])
+    """True if one of them is run; what only a large loss calls for may have been left out."""
+    return any(entry["method"] in methods and entry.get("when") != "large_loss" for entry in document["algorithms"])
 
 
-def _without(document: Document, method: str) -> list[Document]:
-    return [entry for entry in document["algorithms"] if entry["method"] != method]
+def _without(document: Document, *methods: str) -> list[Document]:
+    return [entry for entry in document["algorithms"] if entry["method"] not in methods]
 
 
 def _in_order(entries: list[Document]) -> list[Document]:
