@@ -23,7 +23,7 @@ NO_DATA = declare(
     hint="Give calibration data.",
     by_design=True,
 )
-NO_LOSS = declare("no-loss-left", "what the model loses so far on held-back samples is not worth this step", by_design=True)
+NO_LOSS = declare("no-loss-left", "the loss so far on held-back samples is not worth this step", by_design=True)
 
 
 @dataclass(frozen=True)
