@@ -11,10 +11,9 @@ from collections.abc import Iterable
 
 import worker.quantizer
 from service.contracts import reason
-from service.contracts.algorithms.base import LOST_SQNR_DB
+from service.contracts.algorithms.base import LOST_DECISIONS_PERCENT, LOST_SQNR_DB
 from worker.quantizer.advice.damage import KIND_WORDS, HarmKind
 from worker.quantizer.advice.table import RULES
-from worker.quantizer.evaluation.loss import LOST_DECISIONS_PERCENT
 from worker.quantizer.report.words import POOR_SQNR_DB
 from worker.quantizer.sanity import kind as findings
 
