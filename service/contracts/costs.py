@@ -32,8 +32,8 @@ _FEWEST_JUDGING, _MOST_JUDGING, _JUDGING_PART = 4, 64, 6
 def moments_effort(shape: Shape, patches: int) -> float:
     """Multiplications that a layer takes from second moments of so many patches."""
     groups, outputs, inputs = shape
-    # moments and products; inverses in float64; a few sweeps from two starts and after each round
-    return groups * inputs * (2.0 * patches * (inputs + outputs) + 10.0 * inputs * inputs + 12.0 * inputs * outputs)
+    # moments and products; inverses in float64; sweeps from two starts, after each round, and one for each ridge
+    return groups * inputs * (2.0 * patches * (inputs + outputs) + 17.0 * inputs * inputs + 17.0 * inputs * outputs)
 
 
 def gradients_effort(shape: Shape, positions_per_sample: float, steps: int, batch_size: int) -> float:

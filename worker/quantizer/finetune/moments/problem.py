@@ -6,7 +6,7 @@ network and x in the float one, f the activation function behind the layer. It i
 1. Without f and without rounding the best V is a regression. It also makes up for the errors of the layers before, as
    far as the samples tell them from noise: a ridge, chosen on samples left out, holds it to W.
 2. V is rounded in the metric of the inputs: E ||(V_q - V) x~||^2 is a quadratic whose integer minimum is searched by
-   coordinate descent from several starts.
+   coordinate descent from several starts. A ridge, chosen likewise, counts directions that the samples do not show.
 3. b is the mean of what is left, rounded to its own grid.
 4. f is brought in by majorization: where f clips both outputs alike, the wanted value is moved to the present one,
    which costs nothing there; elsewhere it stays. Steps 1 to 3 are repeated on these targets.
@@ -142,13 +142,13 @@ def residual_add(node: ir.Node) -> ResidualAdd | None:
 
 # Ridges to choose from, in units of the mean variance of the inputs.
 _RIDGES = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0)
-# Share of the mean variance that is added to all directions when V is rounded.
-_ROUNDING_RIDGE = 0.05
+# Shares of the mean variance to choose from that are added to all directions when V is rounded.
+_ROUNDING_RIDGES = (0.05, 0.2, 1.0, 5.0, 25.0)
 # Sweeps of coordinate descent at most, and repetitions with the activation function brought in.
 _SWEEPS, _ROUNDS = 3, 2
 _LEFT_OUT = 0.25
-# Scales are chosen on one patch out of so many.
-_EVERY = 4
+# Scales are chosen on one patch out of so many, but on no fewer patches than these.
+_EVERY, _FEWEST_FOR_SCALE = 4, 1024
 _ALL = slice(None)
 
 
@@ -258,7 +258,7 @@ class _Solver:
         self.kept = _second(xp, kept, kept)
         self.inputs = self.kept + _second(xp, left, left)
         self.unit = xp.lib.clip(xp.lib.einsum("gkk->g", self.inputs) / self.inputs.shape[1], 1e-20, None)
-        self.metric = _with_ridge(xp, self.inputs, _ROUNDING_RIDGE * self.unit)
+        self.metric = self.inputs
         self.own = xp.matmul(problem.matrix, self.inputs)
         self.inverse = self.inputs
         self.wanted = self.clipped(xp.copy(self.y))
@@ -320,7 +320,8 @@ class _Solver:
 
     def choose_scale(self, rescaled: Rescaled, values: Array, offset: Array) -> None:
         """Take the scales with which V, rounded to the nearest, comes closest behind the activation function."""
-        xp, x, wanted = self.xp, self.x[:, :, ::_EVERY], self.wanted[:, :, ::_EVERY]
+        xp, some = self.xp, slice(None, None, max(1, min(_EVERY, self.n // _FEWEST_FOR_SCALE)))
+        x, wanted = self.x[:, :, some], self.wanted[:, :, some]
         groups, outputs, _ = values.shape
         best, least = np.ones((groups, outputs, 1), np.float32), np.full((groups, outputs), np.inf)
         for factors in rescaled.factors:
@@ -331,7 +332,7 @@ class _Solver:
                 lattice = rescaled.lattice(tried).on(xp)
                 rounded = lattice.nearest(values) * lattice.step
                 bias = offset - self._of_mean(rounded) if self.free_bias else self.problem.bias
-                off = self.clipped(self.made(rounded, bias, x), slice(None, None, _EVERY))
+                off = self.clipped(self.made(rounded, bias, x), some)
                 off -= wanted
                 errors = xp.numpy(xp.row_dots(off, off))
                 if not rescaled.per_channel:
@@ -343,8 +344,27 @@ class _Solver:
 
     def first(self, values: Array, offset: Array) -> tuple[Array, Array]:
         """Integers and bias without the activation function."""
+        self.metric = self.rounding_metric(values)
         starts = [self.lattice.nearest(self.problem.matrix), round_by_gptq(values, self.lattice, self.metric)]
         return self._round(starts, values, offset)
+
+    def rounding_metric(self, values: Array) -> Array:
+        """Second moments of the inputs with the ridge whose rounding on some of the samples does best on the others.
+
+        Few samples do not span the inputs: errors that they do not see would be free, and others do see them.
+        """
+        xp, cut = self.xp, self.cut
+        ridge = _ROUNDING_RIDGES[0]
+        if cut < self.n:
+            left = SecondMoments(self.inputs - self.kept, xp.matmul(values, self.inputs - self.kept))
+            best = float("inf")
+            for tried in _ROUNDING_RIDGES:
+                self.check()
+                z = round_by_gptq(values, self.lattice, _with_ridge(xp, self.kept, tried * cut / self.n * self.unit))
+                found = float(error(z, self.lattice, left).sum())
+                if found < best:
+                    best, ridge = found, tried
+        return _with_ridge(xp, self.inputs, ridge * self.unit)
 
     def again(self, z: Array, made: Array) -> tuple[Array, Array]:
         """Integers and bias from targets that are moved to where the activation function does not tell them apart.
