@@ -31,6 +31,8 @@ SERVE = ".venv/bin/quantmill up"
 PREPROCESSING = """{"inputs": {"input": {"array": "images", "layout": "NHWC", "scale": 0.00392156862745098,
                       "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}}}"""
 _SAMPLES = 24
+# That a block may run, one after the other.
+_JOBS_OF_BLOCK = 3
 
 
 def fenced(page: Path, language: str) -> list[str]:
@@ -84,7 +86,7 @@ def run_block(block: str, folder: Path, **variables: str) -> subprocess.Complete
     script.write_text(block)
     return subprocess.run(
         ["bash", script.name], cwd=folder, env=environment(QUANTMILL_THREADS="1", **variables), capture_output=True,
-        text=True, timeout=PATIENCE_SECONDS,
+        text=True, timeout=_JOBS_OF_BLOCK * PATIENCE_SECONDS,
     )  # fmt: skip
 
 

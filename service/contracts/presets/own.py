@@ -30,7 +30,6 @@ _SMOOTHED_ON_LOSS = (
     {"method": "smooth_quant", "when": "loss"},
     {**_SELECTED_AT_END, "when": "loss"},
     *_CORRECTED,
-    _ROUNDED_ON_LOSS,
 )
 _WORDS = {
     "cross_layer_equalization": "cross-layer equalization",
