@@ -18,6 +18,7 @@ from service.contracts.base import below
 from service.contracts.data_checks import next_tokens
 from service.contracts.errors import DatasetMismatchError, EngineError, InvalidConfigError, UnsupportedModelError
 from service.contracts.model import TensorInfo
+from worker.quantizer.evaluation.metrics.distances import log_softmax
 from worker.quantizer.graph.serialized import copy_of
 from worker.quantizer.run.checkpoint import pack, unpack
 from worker.quantizer.runtime.session import Session, is_large, own_session
@@ -169,7 +170,7 @@ class LanguageModel:
             return "its scores hang on tokens that come later"
         self._grows = self._runs_alike(known[:, :half], scores[:, :half])
         following = known[:, 1:]
-        told = np.take_along_axis(_log_softmax(scores[:, :-1]), following[..., None], axis=2).mean()
+        told = np.take_along_axis(log_softmax(scores[:, :-1]), following[..., None], axis=2).mean()
         usual = np.log(counts / counts.sum())[following].mean()
         if not told > usual:
             return "its scores tell no more of the next token than the frequencies of tokens do"
@@ -194,7 +195,7 @@ class LanguageModel:
         for place in range(1, draws.shape[1]):
             check()
             scores = self.run(made[:, :place] if self._grows else made, whole=not self._grows)[:, place - 1]
-            rising = np.exp(_log_softmax(scores.astype(np.float64))).cumsum(axis=1)
+            rising = np.exp(log_softmax(scores.astype(np.float64))).cumsum(axis=1)
             chosen = (rising <= draws[:, place, None] * rising[:, -1:]).sum(axis=1)
             made[:, place] = np.minimum(chosen, rising.shape[1] - 1)
         return made
@@ -203,10 +204,3 @@ class LanguageModel:
 def _alike(one: Array, other: Array) -> bool:
     """True if scores differ by no more than kernels of another shape may make of them."""
     return one.shape == other.shape and bool(np.abs(one - other).max() <= _NOISE * other.std())
-
-
-def _log_softmax(scores: Array) -> Array:
-    """Along the last axis."""
-    shifted = scores - scores.max(axis=-1, keepdims=True)
-    found: Array = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-    return found

@@ -244,10 +244,10 @@ class Divergence:
 
 
 def log_softmax(rows: np.ndarray) -> np.ndarray:
-    """Of each row [rows, class], in float64."""
+    """Along the last axis, [..., class], in float64."""
     wide = rows.astype(np.float64)
-    wide -= wide.max(axis=1, keepdims=True)
-    logarithms: np.ndarray = wide - np.log(np.exp(wide).sum(axis=1, keepdims=True))
+    wide -= wide.max(axis=-1, keepdims=True)
+    logarithms: np.ndarray = wide - np.log(np.exp(wide).sum(axis=-1, keepdims=True))
     return logarithms
 
 
