@@ -12,8 +12,10 @@ from fastapi.testclient import TestClient
 import service.http
 from service.app import create_app
 from service.deps import AppState
+from service.health import service as health
 from service.settings import Settings
 from tests.support.front import Front
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.webhooks import PEPPER
 
 # Of a test or a module: what it tells does not depend on the database.
@@ -24,6 +26,12 @@ ON_SQLITE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def app(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
     """Its routes are built with its first request, which takes longer than most tests: one for all, at any state."""
     return create_app(Settings(data_dir=tmp_path_factory.mktemp("app"), min_free_bytes=0))
+
+
+@pytest.fixture
+def unhurried_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside other tests a look at the database may take seconds; what is asked here is what it finds."""
+    monkeypatch.setattr(health, "ANSWER_SECONDS", PATIENCE_SECONDS)
 
 
 @pytest.fixture

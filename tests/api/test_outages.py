@@ -87,6 +87,7 @@ class Crowd:
 
 
 @pytest.mark.parametrize("kind", [pytest.param("IMMEDIATE", marks=pytest.mark.long), "EXCLUSIVE"])
+@pytest.mark.usefixtures("unhurried_probes")
 def test_readers_do_not_wait_behind_writers(app: FastAPI, opened: Any, tmp_path: Path, kind: str) -> None:
     """The writers wait for longer than any test may take, so whoever is answered did not wait for one of them."""
     with opened(PATIENCE_SECONDS) as front, served(app) as url:
@@ -168,6 +169,7 @@ def test_a_database_that_falls_silent(app, tmp_path: Path, postgres_url: str) ->
 
 
 @pytest.mark.both_databases
+@pytest.mark.usefixtures("unhurried_probes")
 def test_a_schema_that_is_left_behind(app: FastAPI, settings: Settings) -> None:
     with front_of(app, settings) as front:
 

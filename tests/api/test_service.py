@@ -35,6 +35,7 @@ from tests.support.each import each
 from tests.support.front import Front, problem, taken
 
 KEY = "a-long-and-secret-key"
+pytestmark = pytest.mark.usefixtures("unhurried_probes")
 
 
 def test_ready(front: Front) -> None:

@@ -61,6 +61,7 @@ def test_turns_are_shared_by_tenants_and_routes() -> None:
 
 
 @pytest.mark.both_databases
+@pytest.mark.usefixtures("unhurried_probes")
 def test_slow_lists_and_comparisons_keep_nobody_else_waiting(
     app: FastAPI, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
