@@ -195,7 +195,7 @@ class LanguageModel:
         for place in range(1, draws.shape[1]):
             check()
             scores = self.run(made[:, :place] if self._grows else made, whole=not self._grows)[:, place - 1]
-            rising = np.exp(log_softmax(scores.astype(np.float64))).cumsum(axis=1)
+            rising = np.exp(log_softmax(scores)).cumsum(axis=1)
             chosen = (rising <= draws[:, place, None] * rising[:, -1:]).sum(axis=1)
             made[:, place] = np.minimum(chosen, rising.shape[1] - 1)
         return made
